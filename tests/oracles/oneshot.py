@@ -3,28 +3,34 @@
 Written from the pages of the papers and of the specification; models are flat vectors, all sums are loops.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from oracles.tools import (
     CLASSES,
     FEATURES,
     HIDDEN,
+    SIZES,
     Federation,
     Outcome,
+    deal,
     features,
     gradient,
     head,
     logits,
     loss,
+    make_task,
     oracle,
     sgd,
 )
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
+from atoll import Task
 from atoll.kernel.randomness import generator
 from atoll.toolbox.objectives.etf import simplex_etf
 
@@ -229,6 +235,78 @@ def fedcgs(fed: Federation, covariance: str = "within", shrinkage: float = 0.01)
     return deploy(fed, w)
 
 
+@functools.cache
+def make_nested_task() -> Task:
+    """Make the task in which a client has the samples of those before it as well: enough for several Gaussians."""
+    task, ends = make_task(), [*itertools.accumulate(map(sum, zip(*SIZES.values(), strict=True)))]
+    return replace(task, splits={**task.splits, "train": deal([torch.arange(end) for end in ends])})
+
+
+def fit_mixtures(z: Tensor, y: Tensor, draws: Tensor, iterations: int, nu: float) -> dict[int, list[tuple]]:
+    """Return weight, mean and variances of the Gaussians of each class: EM from rows that are far apart (k-means++)."""
+    pooled = sum(((z[y == c] - z[y == c].mean(0)) ** 2).sum(0) for c in y.unique().tolist()) / len(z)
+    found = {}
+    for c in y.unique().tolist():
+        rows = z[y == c]
+        live = min(len(draws), max(1, len(rows) // 10))
+        centers: list[Tensor] = []
+        for draw in draws[:live, c].tolist():
+            apart = [min((float(((row - one) ** 2).sum()) for one in centers), default=1.0) for row in rows]
+            reached = [*itertools.accumulate(apart)]
+            centers.append(rows[next(i for i, chance in enumerate(reached) if chance > draw * reached[-1])])
+        mixture = [(1 / live, center, pooled.clamp(min=1e-9)) for center in centers]
+        for _ in range(iterations):
+            density = torch.stack([
+                weight * torch.exp(-((rows - mean) ** 2 / variance).sum(1) / 2) / (2 * math.pi * variance).prod().sqrt()
+                for weight, mean, variance in mixture
+            ])  # fmt: skip
+            mixture = []
+            for share in density / density.sum(0):
+                mass = share.sum()
+                mean = sum(a * row for a, row in zip(share, rows, strict=True)) / mass
+                scatter = sum(a * (row - mean) ** 2 for a, row in zip(share, rows, strict=True))
+                mixture.append((float(mass) / len(rows), mean, ((scatter + nu * pooled) / (mass + nu)).clamp(min=1e-9)))
+        found[c] = mixture
+    return found
+
+
+@oracle("fedpft", task=make_nested_task, rounds=1, cases=ONCE, server_epochs=3, server_batch=16)
+@oracle(
+    "fedpft", task=make_nested_task, rounds=1, cases=ONCE,
+    components=2, iterations=4, shrinkage=0.3, server_epochs=2, server_batch=25, server_lr=0.1, momentum=0.5,
+)  # fmt: skip
+def fedpft(
+    fed: Federation, server_epochs: int, server_batch: int, components: int = 10, iterations: int = 30,
+    shrinkage: float = 1.0, server_lr: float = 0.01, momentum: float = 0.9,
+) -> Outcome:  # fmt: skip
+    """Beitollahi et al., 2024: a head for features drawn from mixtures of Gaussians, which travel in half precision."""
+    (t,) = fed.rounds
+    drawing, each = t.server_draws("features"), []
+    for k in sorted(t.asked):
+        (x, y), *_ = t.batches(k, stream="store", size=fed.n[k])
+        first = torch.from_numpy(generator(fed.settings.seed, "mixtures", k).random((components, CLASSES)))
+        mixtures = fit_mixtures(features(fed.w0, x), y, first, iterations, shrinkage)
+        each += [(c, mixtures[c]) for c in sorted(y.tolist())]
+    level, noise = drawing.random(len(each)), torch.from_numpy(drawing.normal(size=(len(each), HIDDEN)))
+    drawn = []
+    for (_, mixture), share, normal in zip(each, level.tolist(), noise, strict=True):
+        weights = [float(torch.tensor(weight).half()) for weight, *_ in mixture]
+        reached = [*itertools.accumulate(weights)]
+        _, mean, variance = mixture[next(j for j, one in enumerate(reached) if one >= share * reached[-1])]
+        drawn.append(mean.half().double() + variance.half().double().sqrt() * normal)
+    z, y = torch.stack(drawn), torch.tensor([c for c, _ in each])
+    center, scale = z.mean(0), z.std(0, correction=0)
+    x, h, velocity = with_one((z - center) / scale), torch.zeros(CLASSES, HIDDEN + 1).double(), 0.0
+    for rows in t.server_batches(len(z), server_batch, "head", server_epochs):
+        g = ((x[rows] @ h.T).softmax(1) - one_hot(y[rows], CLASSES)).T @ x[rows] / len(rows)
+        velocity = momentum * velocity + g
+        h = h - server_lr * velocity
+    w = fed.w0.clone()
+    weight = h[:, :-1] / scale
+    put(w, slice(15, 24), slice(24, 27), torch.cat([weight, (h[:, -1] - weight @ center)[:, None]], 1))
+    return deploy(fed, w)
+
+
 # -- features of all models, fused -------------------------------------------------------------------------------------
 @oracle("oneshot-proto", rounds=1, cases=ONCE, epochs=3)
 @oracle("oneshot-proto", rounds=1, cases=ONCE, epochs=3, encoder="average", prototypes="samples", weighting="sqrt")
@@ -350,12 +428,10 @@ def simplex() -> Tensor:
     return corners
 
 
-@oracle("fedetf", rounds=1, cases=ONCE, epochs=3, scale=4.0)
-@oracle("fedetf", rounds=1, cases=ONCE, epochs=3, balanced=False, weighting="classes")
-def fedetf(
-    fed: Federation, epochs: int, scale: float = 1.0, balanced: bool = True, weighting: str = "uniform"
-) -> Outcome:
-    """Li et al., ICCV 2023: outputs of unit length against a fixed frame; cross-entropy of z + log(n_kc + 1)."""
+def train_to_frame(
+    fed: Federation, epochs: int, scale: float = 1.0, balanced: bool = True
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Train outputs of unit length to a fixed frame, by cross-entropy of z + log(n_kc + 1); return models and z."""
 
     def z(w: Tensor, x: Tensor) -> Tensor:
         return scale * unit(logits(w, x)) @ simplex().T
@@ -368,7 +444,28 @@ def fedetf(
             fed.w0, t.batches(k, epochs), t.lr,
             lambda w, x, y, prior=prior: gradient(lambda v: cross_entropy(z(v, x) + prior, y), w),
         )  # fmt: skip
-    return everywhere(fed, vote(fed, models, {k: z(w, fed.probes) for k, w in models.items()}, weighting, "logits"))
+    return models, {k: z(w, fed.probes) for k, w in models.items()}
+
+
+@oracle("fedetf", rounds=1, cases=ONCE, epochs=3, scale=4.0)
+@oracle("fedetf", rounds=1, cases=ONCE, epochs=3, balanced=False, weighting="classes")
+def fedetf(fed: Federation, epochs: int, weighting: str = "uniform", **how: object) -> Outcome:
+    """Li et al., ICCV 2023: an ensemble of models trained to one frame."""
+    models, said = train_to_frame(fed, epochs, **how)
+    return everywhere(fed, vote(fed, models, said, weighting, "logits"))
+
+
+@oracle("rga", rounds=1, cases=ONCE, epochs=3)
+@oracle("rga", rounds=1, cases=ONCE, epochs=2, moments="public", weighting="samples")
+def rga_in_a_frame(fed: Federation, epochs: int, moments: str = "training", weighting: str = "sqrt") -> Outcome:
+    """Standardised outputs, added up by the root of samples, against the directions that all clients trained to."""
+    models, _ = train_to_frame(fed, epochs)
+    fused = 0.0
+    for k, w in models.items():
+        seen = logits(w, fed.data(k)[0] if moments == "training" else fed.public[0])
+        share = {"samples": fed.n[k], "sqrt": fed.n[k] ** 0.5}[weighting]
+        fused = fused + share * (logits(w, fed.probes) - seen.mean(0)) / deviations(seen)
+    return everywhere(fed, 16 * unit(fused) @ unit(simplex()).T)
 
 
 PROTOTYPES = slice(15, 24)  # the head's weight, a row for each class
@@ -449,6 +546,73 @@ def fafi(fed: Federation, epochs: int, profile: str = "clean", **values: object)
 def fafi_by_margins(fed: Federation, epochs: int, shrinkage: float) -> Outcome:
     """The same clients, who answer by margins."""
     return everywhere(fed, margin_logits(fed, train_fafi(fed, epochs, CLEAN, least=2), 16.0, shrinkage))
+
+
+# -- a student of a calibrated ensemble --------------------------------------------------------------------------------
+class Adam:
+    """Adam, as in its paper."""
+
+    def __init__(self, w: Tensor) -> None:
+        self.w, self.m, self.s, self.steps = w, torch.zeros_like(w), torch.zeros_like(w), 0
+
+    def step(self, g: Tensor, lr: float) -> None:
+        """Take a step along g."""
+        self.steps += 1
+        self.m, self.s = 0.9 * self.m + 0.1 * g, 0.999 * self.s + 0.001 * g**2
+        self.w = self.w - lr * (self.m / (1 - 0.9**self.steps)) / ((self.s / (1 - 0.999**self.steps)).sqrt() + 1e-8)
+
+
+@oracle("fedic", rounds=1, cases=ONCE, epochs=3, labelled=0.6, fit_epochs=4, fit_batch=3, server_epochs=5)
+@oracle(
+    "fedic", rounds=1, cases=ONCE, epochs=3, labelled=0.4, fit_epochs=10, server_epochs=4, server_batch=3,
+    server_lr=0.02, temperature=1.5, student="average",
+)  # fmt: skip
+def fedic(
+    fed: Federation, epochs: int, labelled: float, fit_epochs: int, server_epochs: int, fit_batch: int = 20,
+    server_batch: int = 128, server_lr: float = 1e-3, temperature: float = 2.0, student: str = "fresh",
+) -> Outcome:  # fmt: skip
+    """Shang, Lu, Cheung, ICME 2022, the server's step: tune the average, calibrate the ensemble, teach a student."""
+    models = train_alone(fed, epochs)
+    p, (t,) = by_samples(fed, models), fed.rounds
+    average = sum(p[k] * w for k, w in models.items())
+    (x, y), order = fed.public, generator(fed.settings.seed, "server labels").permutation(len(fed.public[1])).tolist()
+    turn = [sum(int(y[j] == y[i]) for j in order[:place]) for place, i in enumerate(order)]  # within its class
+    order = [order[place] for place in sorted(range(len(order)), key=lambda place: turn[place])]
+    size = math.ceil(labelled * len(y))
+    known, others = order[:size], x[order[size:]]
+
+    tuned = Adam(average)
+    for rows in t.server_batches(size, fit_batch, "server, fit", fit_epochs):
+        chosen = [known[row] for row in rows]
+        tuned.step(gradient(lambda w, i=chosen: loss(w, x[i], y[i]), tuned.w) + 2e-4 * tuned.w, server_lr)
+
+    def teach(c: Tensor, x: Tensor) -> Tensor:
+        u, b, s, shift, v, gate = c.split([CLASSES, 1, CLASSES, CLASSES, HIDDEN, 1])
+        a = [torch.sigmoid(logits(w, x) @ u + b) for w in models.values()]
+        together = sum(one[:, None] * logits(w, x) for one, w in zip(a, models.values(), strict=True)) / sum(a)[:, None]
+        g = torch.sigmoid(sum(features(w, x) for w in models.values()) / len(models) @ v + gate)[:, None]
+        return g * (s * together + shift) + (1 - g) * logits(tuned.w, x)
+
+    c = torch.zeros(3 * CLASSES + HIDDEN + 2, dtype=torch.float64)
+    c[CLASSES + 1 : 2 * CLASSES + 1] = 1.0
+    calibration = Adam(c)
+    for rows in t.server_batches(size, fit_batch, "server, calibrate", fit_epochs):
+        chosen = [known[row] for row in rows]
+        calibration.step(gradient(lambda c, i=chosen: cross_entropy(teach(c, x[i]), y[i]), calibration.w), server_lr)
+    lesson = (teach(calibration.w, others) / temperature).softmax(1)
+
+    learner, drawn = Adam(average if student == "average" else fed.w0), min(fit_batch, size)
+    batches = t.server_batches(len(others), server_batch, "server, learn", server_epochs)
+    uniform = t.draws(None, "labelled", len(batches), drawn, "server, learn")
+    for step, rows in enumerate(batches):
+        i = [known[int(share * size)] for share in uniform[step]]
+
+        def objective(w: Tensor, i: list[int] = i, rows: Tensor = rows) -> Tensor:
+            apart = lesson[rows] * (lesson[rows].log() - (logits(w, others[rows]) / temperature).log_softmax(1))
+            return (apart.sum(1).mean() + loss(w, x[i], y[i])) / 2
+
+        learner.step(gradient(objective, learner.w), server_lr * (1 + math.cos(math.pi * step / len(batches))) / 2)
+    return deploy(fed, learner.w)
 
 
 # -- experts under a gate ----------------------------------------------------------------------------------------------

@@ -210,9 +210,10 @@ class Round:
         valid = [slice(None)] * len(table.index) if table.valid is None else table.valid[:, 0]
         return [rows[real] for rows, real in zip(table.index[:, 0], valid, strict=True)]
 
-    def draws(self, client: int, purpose: str, steps: int, size: int, stream: str) -> Tensor:
-        """Return numbers from [0, 1) that a client draws in each step of a stream, [step, size]."""
-        keys = Keys.of(torch.tensor([client]), self.fed.settings.seed, "dropout", self.number, stream)
+    def draws(self, client: int | None, purpose: str, steps: int, size: int, stream: str) -> Tensor:
+        """Return numbers from [0, 1) that a client, or the server, draws in each step of a stream, [step, size]."""
+        seed = self.fed.settings.seed if client is not None else number(self.fed.settings.seed, "server")
+        keys = Keys.of(torch.tensor([client or 0]), seed, "dropout", self.number, stream)
         purpose_key = number(0, purpose) & 0xFFFFFFFF
         count = torch.arange(size)
         drawn = [keys.fold(step).fold(purpose_key).uniform(count, torch.float64) for step in range(steps)]
