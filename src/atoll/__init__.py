@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from atoll.records.configuration import Settings
     from atoll.records.report import Report
     from atoll.runtime.engines import LocalEngine
-    from atoll.runtime.engines.cluster import RayEngine
+    from atoll.runtime.engines.cluster.rays import RayEngine
 
 # Names are imported when they are first asked for: `atoll --help` need not wait for torch.
 _HOMES = {
@@ -31,7 +31,7 @@ _HOMES = {
     "LocalEngine": "runtime.engines",
     "Params": "kernel.params",
     "Predictor": "kernel.predictor",
-    "RayEngine": "runtime.engines.cluster",
+    "RayEngine": "runtime.engines.cluster.rays",
     "Recipe": "data.recipe",
     "Replies": "kernel.replies",
     "Report": "records.report",

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from atoll.data.own import Own
     from atoll.data.recipe import Recipe
     from atoll.kernel.algorithm import Algorithm
+    from atoll.kernel.engine import Engine
     from atoll.records.configuration import Settings
-    from atoll.runtime.engines.cluster import RayEngine
-    from atoll.runtime.engines.local import LocalEngine
 
 TASK, OWN, STEPS, ROUNDS, PROTECTION, ENGINE, TRACKING = (
     {"panel": name}
@@ -225,7 +224,7 @@ class Options(OwnOptions):
             **{name: getattr(self, name) for name in names},
         )
 
-    def build_engine(self) -> "LocalEngine | RayEngine":
+    def build_engine(self) -> "Engine":
         """Build the engine."""
         return build_engine(self.engine, self.compile, self.precision, self.device, self.timeout, self.workers)
 
@@ -294,19 +293,18 @@ def build_engine(
     device: str,
     timeout: float | None,
     workers: int | None = None,
-) -> "LocalEngine | RayEngine":
+) -> "Engine":
     """Build the engine that these options ask for."""
     from atoll.runtime.engines.local import LocalEngine
+    from atoll.runtime.installed import ENGINES, list_installed, load_installed
 
+    asked: dict[str, Any] = {"compile": compile_, "precision": precision, "device": device, "timeout": timeout}
     name, _, address = strategy.partition(":")
-    if name == "ray":
-        from atoll.runtime.engines.cluster import RayEngine
-
-        return RayEngine(
-            address or None, workers=workers, compile=compile_, precision=precision, device=device, timeout=timeout,  # type: ignore[arg-type]
-        )  # fmt: skip
+    if name in list_installed(ENGINES):
+        engine: Engine = load_installed(ENGINES, name)(address or None, workers=workers, **asked)
+        return engine
     if workers is not None:
         raise EngineError(
             f"`--workers` is for a cluster. Got --workers {workers} and --engine {strategy}.", hint="give --engine ray."
         )
-    return LocalEngine(strategy=strategy, compile=compile_, precision=precision, device=device, timeout=timeout)  # type: ignore[arg-type]
+    return LocalEngine(strategy=strategy, **asked)

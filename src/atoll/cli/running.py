@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from atoll.experiments.cells import OnRun
     from atoll.experiments.tracking import Tracking
     from atoll.kernel.algorithm import Algorithm
+    from atoll.kernel.engine import Engine
     from atoll.records.progress import ProgressTracker
     from atoll.records.report import Select
     from atoll.records.rounds import Round
-    from atoll.runtime.engines.cluster import RayEngine
-    from atoll.runtime.engines.local import LocalEngine
 
 
 @app.command()
@@ -192,20 +191,19 @@ def resume(
         return present_run(report)
 
 
-def _rebuild_engine(options: dict[str, Any], device: str | None, engine: str | None) -> "LocalEngine | RayEngine":
+def _rebuild_engine(options: dict[str, Any], device: str | None, engine: str | None) -> "Engine":
     """Build the engine of a run again, or the one that is asked for now."""
-    from atoll.runtime.engines.cluster import RayEngine
     from atoll.runtime.engines.local import LocalEngine
+    from atoll.runtime.installed import ENGINES, load_installed
 
     options = {**options, **({"device": device} if device else {})}
-    of_cluster = {name: options.pop(name, None) for name in ("cluster", "address", "workers", "cores", "gpus")}
+    name = options.pop("cluster", None)
     try:
         if engine is not None:
             kept = {name: options.get(name) for name in ("compile", "precision", "device", "timeout")}
             return build_engine(engine, kept.pop("compile"), **kept)  # type: ignore[arg-type]
-        if of_cluster.pop("cluster") is None:
-            return LocalEngine(**options)
-        return RayEngine(**of_cluster, **options)
+        rebuilt: Engine = (LocalEngine if name is None else load_installed(ENGINES, name))(**options)
+        return rebuilt
     except TypeError as error:
         raise EngineError(f"The engine of a run must be one of this Atoll: {error}.") from error
 

@@ -34,6 +34,7 @@ from atoll.experiments.tuning import (
     open_race,
 )
 from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.engine import Engine
 from atoll.kernel.errors import RunError
 from atoll.metrics.gains import BY_CHANCE, FEWEST_CLIENTS, SURE_SEEDS, Gain, estimate_gain, pool_seeds
 from atoll.records.configuration import Settings
@@ -41,8 +42,6 @@ from atoll.records.files import write_json, writing
 from atoll.records.labels import label
 from atoll.records.numbers import Numbers
 from atoll.report.table import count_range, megabytes
-from atoll.runtime.engines.cluster import ClusterEngine
-from atoll.runtime.engines.local import LocalEngine
 
 if TYPE_CHECKING:
     from atoll.records.typed import GivenSettings
@@ -222,7 +221,7 @@ def advise(
     chosen_by: int = 2,
     seeds: int = 3,
     settings: Settings | None = None,
-    engine: LocalEngine | ClusterEngine | None = None,
+    engine: Engine | None = None,
     folder: Path | str | None = None,
     together: bool | None = None,
     progress: bool = True,

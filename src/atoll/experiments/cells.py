@@ -18,15 +18,14 @@ from atoll.algorithms import file_of
 from atoll.data.task import Task
 from atoll.federation import federate
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.engine import Engine
-from atoll.kernel.errors import DivergedError, RunError
+from atoll.kernel.engine import Engine, Spreading
+from atoll.kernel.errors import DivergedError, EngineError, RunError, describe_given
 from atoll.kernel.sources import file_digest
 from atoll.records.configuration import Settings, count_epochs, is_another_model
 from atoll.records.labels import label
 from atoll.records.progress import call_all
 from atoll.records.report import Report
 from atoll.records.rounds import Round
-from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED, OnEpoch
 
@@ -154,7 +153,7 @@ class Cell:
 
 def run_cells(
     cells: Sequence[Cell],
-    engine: LocalEngine | ClusterEngine,
+    engine: Engine,
     stop: threading.Event,
     *,
     on_run: OnRun | None,
@@ -169,12 +168,16 @@ def run_cells(
     for cell in cells:
         own = on_run(cell.name, cell.seed, cell.begun) if on_run else None
         after.append(call_all(own, on_round))
-    if len(cells) > 1 and isinstance(engine, ClusterEngine):
+    if len(cells) > 1 and isinstance(engine, Spreading):
         return _spread_cells(cells, engine, stop, after)
     works = [functools.partial(cell.run, engine, stop, one, on_epoch) for cell, one in zip(cells, after, strict=True)]
     if len(cells) == 1:
         return {(cells[0].name, cells[0].seed): works[0]()}
-    assert isinstance(engine, LocalEngine)
+    if not isinstance(engine, LocalEngine):
+        raise EngineError(
+            f"Runs go on side by side on a LocalEngine or on workers. Got {describe_given(engine)}.",
+            hint="leave out `together`.",
+        )
     return _name_reports(cells, engine.run_together([cell.task for cell in cells], works))
 
 
@@ -187,7 +190,7 @@ def _name_reports(cells: Sequence[Cell], found: Sequence[Report | BaseException]
 
 
 def _spread_cells(
-    cells: Sequence[Cell], engine: ClusterEngine, stop: threading.Event, after: Sequence[OnRound]
+    cells: Sequence[Cell], engine: Spreading, stop: threading.Event, after: Sequence[OnRound]
 ) -> dict[tuple[str, int], Report]:
     """Have the workers of a cluster run cells, each of them one at a time."""
     here = [replace(cell, folder=None if cell.folder is None else cell.folder.resolve()) for cell in cells]
@@ -237,14 +240,16 @@ def _say_how_to_go_on(message: str, folder: Path | None) -> str:
     return message if folder is None else f"{message}; continue with `atoll resume {folder}`"
 
 
-def runs_together(engine: LocalEngine | ClusterEngine) -> bool:
+def runs_together(engine: Engine) -> bool:
     """Return whether runs go on side by side unless told otherwise: on a cluster, and on a GPU."""
-    return isinstance(engine, ClusterEngine) or (engine.device.type == "cuda" and engine.timeout is None)
+    if isinstance(engine, LocalEngine):
+        return engine.device.type == "cuda" and engine.timeout is None
+    return isinstance(engine, Spreading)
 
 
-def group_cells(cells: Sequence[Cell], engine: LocalEngine | ClusterEngine, *, together: bool) -> list[list[Cell]]:
+def group_cells(cells: Sequence[Cell], engine: Engine, *, together: bool) -> list[list[Cell]]:
     """Group cells that run side by side: all on a cluster; else those that train in rounds and fit a GPU's memory."""
-    if not together or isinstance(engine, ClusterEngine):
+    if not together or isinstance(engine, Spreading):
         return [[*cells]] if together else [[cell] for cell in cells]
     alone = [cell for cell in cells if cell.algorithm.one_shot or cell.is_done]
     others = sorted((cell for cell in cells if cell not in alone), key=lambda cell: cell.name)  # seeds of one method

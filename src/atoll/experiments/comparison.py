@@ -20,7 +20,7 @@ from atoll.data.splits import FOLDS, REPEATS, list_cuts
 from atoll.data.task import Task
 from atoll.experiments.cells import Begun, Cell, OnRound, group_cells, run_cells, run_name, runs_together, settings_of
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.engine import require_engine
+from atoll.kernel.engine import Engine, require_engine
 from atoll.kernel.errors import RunError, TaskError, describe_given, unknown
 from atoll.kernel.html import html_table
 from atoll.kernel.sources import code_digest
@@ -38,7 +38,6 @@ from atoll.records.trust import remember
 from atoll.report.export import save
 from atoll.report.summary import write_findings
 from atoll.report.table import ComparisonTable, comparison_cells, newcomers_cells, newcomers_notes, notes
-from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import OnEpoch
 from atoll.runtime.files import alone_in
@@ -94,7 +93,7 @@ def compare(
     folds: int | None = None,
     repeats: int | None = None,
     settings: Settings | None = None,
-    engine: LocalEngine | ClusterEngine | None = None,
+    engine: Engine | None = None,
     folder: Path | str | None = None,
     on_run: Callable[[str, int, Begun], OnRound | None] | None = None,
     on_round: OnRound | None = None,
@@ -231,14 +230,14 @@ def add_references(algorithms: Sequence[Algorithm]) -> dict[str, Algorithm]:
     return {label(algorithm): algorithm for algorithm in [*added, *algorithms]}
 
 
-def folder_name(recipe: Recipe, settings: Settings, engine: LocalEngine | ClusterEngine) -> str:
+def folder_name(recipe: Recipe, settings: Settings, engine: Engine) -> str:
     """Return the folder name of all comparisons of one task with the same settings, first seed and code.
 
     They share runs. Seed 0 has no part of its own in the name.
     """
     question = [
         asdict(recipe.with_seed(0)), asdict(replace(settings, seed=0)), fingerprint(settings.participation),
-        engine.precision, code_digest(),
+        engine.options.get("precision"), code_digest(),
     ]  # fmt: skip
     seed = f"-seed{settings.seed}" if settings.seed else ""
     return f"{recipe.dataset}-compare-{_digest(json.dumps(question).encode())}{seed}"
@@ -292,7 +291,7 @@ def _claim(
     methods: list[Algorithm],
     seeds: list[int],
     settings: Settings,
-    engine: LocalEngine | ClusterEngine,
+    engine: Engine,
 ) -> None:
     """Write the question into the folder; raise if its runs answer another one."""
     asked = Question(

@@ -22,6 +22,7 @@ from atoll.data.batches import Split, find_offsets
 from atoll.data.task import Task
 from atoll.experiments.cells import Cell, OnRound, group_cells, run_cells
 from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.engine import Engine
 from atoll.kernel.errors import RunError
 from atoll.metrics import significance
 from atoll.records.configuration import Settings
@@ -29,8 +30,6 @@ from atoll.records.labels import label
 from atoll.records.progress import ProgressTracker
 from atoll.records.report import Report
 from atoll.records.rounds import Figures
-from atoll.runtime.engines.cluster import ClusterEngine
-from atoll.runtime.engines.local import LocalEngine
 
 log = logging.getLogger("atoll.experiments.race")
 
@@ -99,7 +98,7 @@ class Race:
 
     tasks: Mapping[int, Task]  # by seed, without test samples
     settings: Settings
-    engine: LocalEngine | ClusterEngine
+    engine: Engine
     folder: Path
     stop: threading.Event
     bar: ProgressTracker

@@ -33,7 +33,7 @@ from atoll.experiments.comparison import Comparison, _digest, compare
 from atoll.experiments.race import Arm, Race, hide_test, list_rungs
 from atoll.experiments.searching import FACTOR, Entry, overshoots, shorten
 from atoll.kernel.algorithm import Algorithm
-from atoll.kernel.engine import require_engine
+from atoll.kernel.engine import Engine, Spreading, require_engine
 from atoll.kernel.errors import AtollError, DivergedError, PrivacyError, RunError, TaskError
 from atoll.kernel.sources import code_digest
 from atoll.records.configuration import Settings
@@ -45,7 +45,6 @@ from atoll.records.runs import quietly
 from atoll.records.schema import Record
 from atoll.records.trust import remember
 from atoll.report.table import megabytes, plain_table
-from atoll.runtime.engines.cluster import ClusterEngine
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
@@ -144,7 +143,7 @@ def tune(
     chosen_by: int = 2,
     seeds: int = 3,
     settings: Settings | None = None,
-    engine: LocalEngine | ClusterEngine | None = None,
+    engine: Engine | None = None,
     folder: Path | str | None = None,
     together: bool | None = None,
     progress: bool = True,
@@ -347,14 +346,14 @@ class Course:
 @contextmanager
 def open_race(
     kind: str, task: Recipe | Task, methods: Sequence[Algorithm | str], settings: Settings,
-    engine: LocalEngine | ClusterEngine | None, folder: Path | str | None, options: dict[str, Any], *,
+    engine: Engine | None, folder: Path | str | None, options: dict[str, Any], *,
     reads: Callable[[Task], bool], together: bool | None, progress: bool, say: Say | None,
 ) -> Iterator[Course]:  # fmt: skip
     """Check what was asked for, and open the folder; Ctrl-C leaves something that the same call continues."""
     require_engine(engine)
     engine = engine or LocalEngine()
     if together is None:  # other machines do not see a temporary folder
-        together = runs_together(engine) and (folder is not None or isinstance(engine, LocalEngine))
+        together = runs_together(engine) and (folder is not None or not isinstance(engine, Spreading))
     trials, chosen_by, fresh = options["trials"], options["chosen_by"], options["seeds"]
     for name, value, least in (("trials", trials, LEAST_TRIALS), ("chosen_by", chosen_by, 1), ("seeds", fresh, 1)):
         if value < least:
@@ -429,13 +428,13 @@ def choice_name(
     recipe: Recipe,
     methods: Sequence[str],
     settings: Settings,
-    engine: LocalEngine | ClusterEngine,
+    engine: Engine,
     options: dict[str, Any],
 ) -> str:
     """Return the folder name of a choice: the same question finds what was begun."""
     question = [
-        kind, asdict(recipe), [*methods], asdict(settings), fingerprint(settings.participation), engine.precision,
-        options, code_digest(),
+        kind, asdict(recipe), [*methods], asdict(settings), fingerprint(settings.participation),
+        engine.options.get("precision"), options, code_digest(),
     ]  # fmt: skip
     return f"{recipe.dataset}-{kind}-{_digest(json.dumps(question, default=str).encode())}"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -251,6 +252,17 @@ class Engine(Protocol):
 
     def import_plans(self, plans: list[Tree], method: Hashable, facts: Facts) -> None:
         """Take over what `export_plans` gave, unless something else is forced now."""
+        ...
+
+
+@runtime_checkable
+class Spreading(Protocol):
+    """An engine with workers, each of which can have a whole run of its own."""
+
+    def spread(
+        self, errand: Callable[..., Iterator[Any]], items: Sequence[Any], stop: threading.Event
+    ) -> Iterator[tuple[int, Any]]:
+        """Send workers on an errand with each of some items; yield what it yields, with the item's number."""
         ...
 
 
