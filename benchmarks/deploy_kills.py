@@ -30,14 +30,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from hospitals import HOSPITALS, invent
 
 import atoll.cli
-import atoll.deploy.flower.client
+import atoll.deploy.client
 import atoll.deploy.flower.link as link
 import atoll.deploy.flower.node as node
-import atoll.deploy.flower.server
 import atoll.deploy.models
+import atoll.deploy.server
 import atoll.experiments.comparison
 from atoll.data.own import find_schema_of
-from atoll.deploy.flower.certificates import make_keys
+from atoll.deploy.certificates import make_keys
 from atoll.kernel.randomness import generator
 
 ROUNDS = 10

@@ -20,7 +20,7 @@ SITES = ("Lund", "Porto", "Ulm")
 NODE = """
 import sys, threading
 from pathlib import Path
-from atoll.deploy.flower.certificates import SiteKeys
+from atoll.deploy.certificates import SiteKeys
 from atoll.deploy.flower.node import Node
 keys, server = Path(sys.argv[1]), sys.argv[2]
 Node(server, SiteKeys.read(keys).node, keys / "ca.crt").serve(lambda envelope: envelope, threading.Event())
@@ -75,7 +75,7 @@ clientapp = "echo.client:client"
 
 
 def measure_ours(rounds: int, size: int) -> list[float]:
-    from atoll.deploy.flower.certificates import make_keys, read_members
+    from atoll.deploy.certificates import make_keys, read_members
     from atoll.deploy.flower.link import Link
 
     with tempfile.TemporaryDirectory() as folder:

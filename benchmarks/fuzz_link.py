@@ -16,9 +16,10 @@ from pathlib import Path
 
 import httpx
 
-from atoll.deploy.flower.certificates import SiteKeys, make_keys, read_members
-from atoll.deploy.flower.link import OPEN, Arrived, Link
+from atoll.deploy.certificates import SiteKeys, make_keys, read_members
+from atoll.deploy.flower.link import OPEN, Link
 from atoll.deploy.flower.node import Node
+from atoll.deploy.network import Arrived
 from atoll.kernel.randomness import generator
 
 CLOSED = ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/push-messages", "/v1/fleet/register-node")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.deploy.flower.certificates import SiteKeys, make_keys, read_members
+from atoll.deploy.certificates import SiteKeys, make_keys, read_members
 from atoll.deploy.flower.link import Link
 from atoll.deploy.flower.node import Node
 

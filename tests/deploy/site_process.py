@@ -8,9 +8,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from deploy.tools import engine
 
+from atoll.deploy.certificates import SiteKeys
+from atoll.deploy.client import Attendant
 from atoll.deploy.coordinator import seat_sites
-from atoll.deploy.flower.certificates import SiteKeys
-from atoll.deploy.flower.client import Attendant
 from atoll.deploy.flower.node import Node
 from atoll.deploy.site import Site
 from atoll.runtime.engines.measuring import one_thread_each

@@ -12,10 +12,10 @@ from deploy.tools import Rehearsal, engine
 
 from atoll.compose import create
 from atoll.deploy import messages as envelopes
+from atoll.deploy.certificates import ServerKeys, SiteKeys
+from atoll.deploy.client import NOBODY, Attendant
 from atoll.deploy.coordinator import seat_sites
-from atoll.deploy.flower.certificates import ServerKeys, SiteKeys
-from atoll.deploy.flower.client import NOBODY, Attendant
-from atoll.deploy.flower.server import Patience, _read_joining, begin, serve
+from atoll.deploy.server import Patience, _read_joining, begin, serve
 from atoll.deploy.site import Site
 from atoll.deploy.terms import write_terms
 from atoll.kernel.errors import DataError, DeployError, RefusedError

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from deploy.conftest import SITES, make_node, open_link, serving
 
-from atoll.deploy.flower.link import Arrived, Missing
+from atoll.deploy.network import Arrived, Missing
 from atoll.kernel.errors import PayloadError
 
 

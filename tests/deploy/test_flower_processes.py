@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from atoll.cli import app
 from atoll.compose import create
 from atoll.data.own import find_schema_of
-from atoll.deploy.flower.certificates import make_keys
+from atoll.deploy.certificates import make_keys
 from atoll.kernel.randomness import generator
 
 FIVE = (

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from deploy.conftest import make_node, open_link
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
+from atoll.deploy.certificates import ServerKeys, SiteKeys, make_keys, make_site_keys, read_members
 from atoll.deploy.flower import node as node_module
 from atoll.deploy.flower import wire
-from atoll.deploy.flower.certificates import ServerKeys, SiteKeys, make_keys, make_site_keys, read_members
 from atoll.deploy.flower.link import OPEN
 from atoll.deploy.flower.node import Node
 from atoll.kernel.errors import DeployError

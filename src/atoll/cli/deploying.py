@@ -27,12 +27,14 @@ from atoll.report.table import plain_table
 
 if TYPE_CHECKING:
     from atoll.deploy.messages import Message
+    from atoll.deploy.network import Network
     from atoll.deploy.site import Site
     from atoll.kernel.task import Training
     from atoll.records.configuration import Settings
 
 SITES, NETWORK = ({"panel": name} for name in ("The sites", "The network"))
 PORT = 8443
+CARRIER = option("What carries messages: flower, or what another package offers.", **NETWORK)
 INSECURE = option("Without TLS: everybody on the way can read what travels.", "--insecure", **NETWORK)
 ENGINES = option("Clients at once: auto, loop, whole, threads, chunk:N; or a plan.", **ENGINE)
 
@@ -77,6 +79,7 @@ class ServerOptions:
     secure: Annotated[str, SECURE_AT_SITES] = "none"
     keys: Annotated[Path, option("The server's folder of `atoll deploy keys`.", **NETWORK)] = Path("keys/server")
     listen: Annotated[str, option("Address and port to listen at.", **NETWORK)] = f"0.0.0.0:{PORT}"
+    network: Annotated[str, CARRIER] = "flower"
     insecure: Annotated[bool, INSECURE] = False
     device: Annotated[str, option("auto, cpu, cuda or mps.", **ENGINE, **completion.WHERE)] = "auto"
 
@@ -127,17 +130,18 @@ def server(
     """Federate sites on a network: wait for them, run a method with them, and report; it needs no data."""
     from atoll.cli.running import unused_folder
     from atoll.compose import create
+    from atoll.deploy.certificates import ServerKeys
     from atoll.deploy.demands import list_demands
-    from atoll.deploy.flower.certificates import ServerKeys
-    from atoll.deploy.flower.link import Link
-    from atoll.deploy.flower.server import Patience, begin, read_begun, serve
     from atoll.deploy.protection import require_for_sites
     from atoll.deploy.schemas import read_public, task_without_data
+    from atoll.deploy.server import Patience, begin, read_begun, serve
     from atoll.deploy.terms import Place, Terms
     from atoll.records.runs import now
     from atoll.runtime.engines.local import LocalEngine
+    from atoll.runtime.installed import NETWORKS, load_installed
 
     follow(verbose)
+    network: Network = load_installed(NETWORKS, options.network)
     keys = ServerKeys.read(options.keys)
     patience = Patience(join=options.wait, reply=options.timeout, grace=options.grace)
     if resume:
@@ -168,7 +172,8 @@ def server(
         dataclasses.replace(settings, cohort=None).check(there, algorithm)
     nodes = {site: member.node for site, member in keys.members.items()}
     try:
-        with Link(_read_address(options.listen), nodes, None if options.insecure else keys.certificate) as link:
+        certificate = None if options.insecure else keys.certificate
+        with network.listen(_read_address(options.listen), nodes, certificate) as link:
             say(f"listening at {link.host}:{link.port}{', without TLS' if options.insecure else ''}")
             say(f"run: {folder}")
             if not resume:
@@ -201,6 +206,7 @@ def client(
     order: Annotated[str | None, option("A column of times: the past trains, the future tests.", **SITES)] = None,
     allow: Annotated[list[Path] | None, option("A method's file that may run here; repeatable.", **SITES)] = None,
     stay: Annotated[bool, option("Take part in one federation after another.", "--stay", **SITES)] = False,
+    network: Annotated[str, CARRIER] = "flower",
     insecure: Annotated[bool, INSECURE] = False,
     engine: Annotated[str, ENGINES] = "auto",
     compile_: Annotated[bool | None, option("Else if it pays.", "--compile/--no-compile", **ENGINE)] = None,
@@ -210,16 +216,17 @@ def client(
     """Take part in a federation with this site's data, which stay here, as do the personal models."""
     from atoll.data.recipe import shares_of
     from atoll.data.task import Task
-    from atoll.deploy.flower.certificates import SiteKeys
-    from atoll.deploy.flower.client import Attendant
-    from atoll.deploy.flower.node import Node
+    from atoll.deploy.certificates import SiteKeys
+    from atoll.deploy.client import Attendant
     from atoll.deploy.schemas import task_of_site
     from atoll.deploy.site import Site
     from atoll.deploy.terms import Place, Terms
     from atoll.runtime.engines.local import LocalEngine
     from atoll.runtime.files import alone_in
+    from atoll.runtime.installed import NETWORKS, load_installed
 
     follow(verbose)
+    carrier: Network = load_installed(NETWORKS, network)
     mine, shares = SiteKeys.read(keys), shares_of(split)
     name = mine.key.name
     if not data.exists():
@@ -244,7 +251,7 @@ def client(
         engine=LocalEngine(strategy=engine, compile=compile_, device=device),
     )  # fmt: skip
     address = server if server.rpartition(":")[2].isdigit() else f"{server}:{PORT}"
-    node = Node(address, mine.node, None if insecure else mine.authority)
+    node = carrier.connect(address, mine.node, None if insecure else mine.authority)
     state.mkdir(parents=True, exist_ok=True)
     with alone_in(state):
         attendant = Attendant(
@@ -301,7 +308,7 @@ def make_keys(
     ] = None,
 ) -> None:
     """Make the keys of a federation: an authority, the server's certificate and keys for each site."""
-    from atoll.deploy.flower import certificates
+    from atoll.deploy import certificates
 
     if own is not None:
         if host or site:

@@ -15,9 +15,12 @@ from typing import Any
 
 from atoll.kernel.errors import EngineError, first_line, unknown
 
-ENGINES = "atoll.engines"
+ENGINES, NETWORKS = "atoll.engines", "atoll.networks"
 # A folder that is imported without having been installed, or before these were named, has no entry points.
-OURS = (EntryPoint("ray", "atoll.runtime.engines.cluster.rays:RayEngine", ENGINES),)
+OURS = (
+    EntryPoint("ray", "atoll.runtime.engines.cluster.rays:RayEngine", ENGINES),
+    EntryPoint("flower", "atoll.deploy.flower", NETWORKS),
+)
 
 
 def list_installed(group: str) -> dict[str, EntryPoint]:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from atoll.deploy.flower.wire import BODY, MESSAGE_TYPE, inflate, list_objects, pack, require_flower, unpack
+from atoll.deploy.network import Arrived, Missing
 from atoll.kernel.errors import DeployError, PayloadError
 
 require_flower()
@@ -59,22 +60,6 @@ OPEN = frozenset(
         "pull-object", "confirm-message-received",
     )
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """A reply: the envelope that a site sent."""
-
-    site: str
-    envelope: bytes
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A site that did not reply, and why."""
-
-    site: str
-    reason: str
 
 
 @dataclass(frozen=True)

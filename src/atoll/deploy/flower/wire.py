@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from atoll.kernel.errors import DeployError, PayloadError
 
@@ -83,28 +81,3 @@ def list_objects(tree: ObjectTree, largest: int) -> list[str]:
         if len(found) + len(left) > most:
             raise PayloadError(f"A message must have at most {largest:,} bytes. This one announces more.")
     return found
-
-
-def write_question(say: str, **more: Any) -> bytes:
-    """Write what the server says to a site beside jobs: `join`, or `done`."""
-    return json.dumps({"say": say, **more}).encode()
-
-
-def read_question(envelope: bytes) -> dict[str, Any] | None:
-    """Read what the server says beside jobs; None if it is a job."""
-    if not envelope.startswith(b"{"):
-        return None
-    try:
-        found = json.loads(envelope)
-    except (ValueError, RecursionError):
-        raise PayloadError("What the server says must be JSON. This is not.") from None
-    if not isinstance(found, dict) or not isinstance(found.get("say"), str):
-        raise PayloadError("What the server says must have a word for it. This has none.")
-    return found
-
-
-def describe_work(phases: Sequence[str], round: int) -> str:
-    """Return what sites are asked for in words: rounds are counted from 1, and scores come after them."""
-    if all(phase.startswith(("evaluate", "finish")) for phase in phases):
-        return f"scores after round {round}"
-    return f"round {round + 1}" if round >= 0 else f"exchange {round} before the first round"

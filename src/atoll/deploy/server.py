@@ -12,14 +12,13 @@ from typing import Any
 from atoll.compose import from_record, to_record
 from atoll.data.task import Task
 from atoll.deploy import messages
+from atoll.deploy.certificates import ServerKeys
 from atoll.deploy.coordinator import check_protection, coordinate, seat_sites
 from atoll.deploy.engine import Federation
 from atoll.deploy.files import ABOUT, Begun
-from atoll.deploy.flower.certificates import ServerKeys
-from atoll.deploy.flower.link import Arrived, Link
-from atoll.deploy.flower.wire import describe_work, write_question
 from atoll.deploy.journal import Exchange
 from atoll.deploy.keys import PublicKey
+from atoll.deploy.network import Arrived, Link, describe_work, write_question
 from atoll.deploy.schemas import Public, load_public, save_public, task_without_data
 from atoll.deploy.terms import Place, Terms
 from atoll.kernel.algorithm import Algorithm

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from atoll.deploy import messages
-from atoll.deploy.flower.node import Node
-from atoll.deploy.flower.wire import describe_work, read_question
 from atoll.deploy.keys import Key
 from atoll.deploy.messages import Message
+from atoll.deploy.network import Node, describe_work, read_question
 from atoll.deploy.site import Site
 from atoll.kernel.errors import PayloadError
 

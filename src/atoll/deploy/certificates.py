@@ -5,8 +5,8 @@
       server/  ca.crt  server.crt  server.key  coordinator.key  coordinator.pub  sites/NAME.pub
       sites/NAME/  ca.crt  coordinator.pub  node.key  NAME.key  NAME.pub
 
-The server gets its folder, each site its own. A site has two keys: node.key opens the connection (Flower's node
-authentication, on an elliptic curve), NAME.key signs what it sends (Ed25519). NAME.pub holds the public parts of both.
+The server gets its folder, each site its own. A site has two keys: node.key opens the connection (on an
+elliptic curve), NAME.key signs what it sends (Ed25519). NAME.pub holds the public parts of both.
 A site that does not want others to see its keys makes them itself and hands over NAME.pub, which the operator puts in
 `server/sites/`.
 """
