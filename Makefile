@@ -5,19 +5,26 @@ TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo deploy-demo docs test test-all check bench clean
+.PHONY: help install browser demo deploy-demo docs test test-all check changelog bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: .venv/.installed  ## Create .venv with Atoll and the development tools
 
-# One stamp for everything: a second call installs nothing until the requirements change.
-.venv/.installed: pyproject.toml constraints.txt
-	@echo "Installing Atoll into .venv (once; the first time takes a few minutes) ..."
+# Two stamps, for users and for developers: a second call installs nothing until the requirements change.
+PIP = $(BIN)/python -m pip install -q --disable-pip-version-check
+
+.venv/.core: pyproject.toml constraints.txt
+	@echo "Installing Atoll into .venv (once; the first time takes a minute or two) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps byzfl==0.0.11  # without torchvision: tests read its rules only
+	@$(PIP) -c constraints.txt -e .
+	@touch $@
+
+.venv/.installed: .venv/.core
+	@echo "Installing the development tools into .venv (once; the first time takes a few minutes) ..."
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@$(PIP) --no-deps byzfl==0.0.11  # without torchvision: tests read its rules only
 	@touch $@
 
 # Reports are tested in a real browser. One that is there is used; without one their tests are skipped, except in CI.
@@ -28,7 +35,7 @@ browser:  ## Install Chromium for the tests, unless there is a browser
 		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install chromium >/dev/null; \
 	} || echo "No browser could be installed with apt-get: install Chromium or Chrome to run the tests of reports."
 
-demo: .venv/.installed  ## Compare six methods on the bundled digits, 20 clients, 3 seeds
+demo: .venv/.core  ## Compare six methods on the bundled digits, 20 clients, 3 seeds
 	$(BIN)/atoll compare local fedavg fedavg-ft fedprox ditto fedper \
 		--task digits --partition dirichlet:0.3 --clients 20 --seeds 3
 
@@ -49,6 +56,9 @@ check: .venv/.installed  ## Lint, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+changelog:  ## Join the fragments of changelog.d/ into CHANGELOG.md
+	$(PYTHON) changelog.d/join.py
 
 bench: .venv/.installed  ## Measure speed on this machine
 	$(BIN)/atoll bench
