@@ -21,7 +21,7 @@ import numpy as np
 
 from atoll import LocalEngine, Recipe, Settings, Training, advise, compare, create
 from atoll.algorithms import name_of
-from atoll.records.labels import label
+from atoll.federation.labels import label
 
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "docs/results/advise.json", ROOT / "docs/results/advise.md"

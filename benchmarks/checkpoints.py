@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from atoll import LocalEngine, Task, Training, federate
+from atoll.federation.session import Session
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP
-from atoll.records.session import Session
 
 CLIENTS, SAMPLES, FEATURES, HIDDEN = 100, 30, 64, (700, 700)
 

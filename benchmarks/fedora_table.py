@@ -17,8 +17,8 @@ from atoll import LocalEngine, Recipe, Settings, Training, compare
 from atoll.compose import create
 from atoll.data.synthetic import FEDORA_SHARES
 from atoll.experiments.comparison import Comparison, run_name
-from atoll.records.labels import label
-from atoll.records.report import Report
+from atoll.federation.labels import label
+from atoll.federation.report import Report
 from atoll.report.table import Numbers, gain_text, harmed_text, newcomers_cells
 
 TASKS = {"rotated-mnist": "Rotated MNIST", "rotated-fashion-mnist": "Rotated Fashion-MNIST"}

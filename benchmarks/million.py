@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from atoll import LocalEngine, federate
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
+from atoll.federation import session
 from atoll.kernel.params import Stack
-from atoll.records import session
 from atoll.runtime.memory import DiskMemory
 
 COHORT, AT_ONCE, WARM = 1000, 5000, 3  # clients per round, clients written at once, rounds that are not counted

@@ -26,8 +26,8 @@ import torch
 from atoll import LocalEngine, Recipe, federate
 from atoll.data.task import Task, Training
 from atoll.experiments.audit import audit
+from atoll.federation.report import Report
 from atoll.metrics import significance
-from atoll.records.report import Report
 
 EPSILONS = ("none", "8", "4", "2")
 METHODS = ("fedavg", "fedavg-ft", "ditto", "fedper")

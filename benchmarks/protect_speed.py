@@ -26,10 +26,10 @@ from atoll.kernel.algorithm import Arrival, Update
 from atoll.kernel.job import Done, Job, Local
 from atoll.kernel.params import Stack
 from atoll.kernel.randomness import generator
-from atoll.privacy.secure import KINDS, parse_secure
-from atoll.robust import parse_rule
-from atoll.runtime.channel import Channel
-from atoll.runtime.channel.compression import parse_compression
+from atoll.protect.channel import Channel
+from atoll.protect.compression import parse_compression
+from atoll.protect.rules import parse_rule
+from atoll.protect.secure import KINDS, parse_secure
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.testing.bench.steps import Workload, make_task

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from atoll.kernel.randomness import generator
-from atoll.privacy.encrypted import ClientsKey, add_ciphertexts, error_bound
-from atoll.privacy.masks import MaskingClient, default_threshold, masks_left, message_bytes, neighbours_of
+from atoll.protect.encrypted import ClientsKey, add_ciphertexts, error_bound
+from atoll.protect.masks import MaskingClient, default_threshold, masks_left, message_bytes, neighbours_of
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

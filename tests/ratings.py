@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from atoll import Algorithm, Task, federate
-from atoll.records.report import Report
+from atoll.federation.report import Report
 from atoll.runtime.engines import LocalEngine
 
 

@@ -5,11 +5,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from atoll.compose import create
-from atoll.records.configuration import AlgorithmSpec, RunConfig
-from atoll.records.report import Report
+from atoll.federation.config import AlgorithmSpec, RunConfig
+from atoll.federation.report import Report
+from atoll.protect.ledger import Entry, Ledger
 from atoll.records.rounds import Evaluation, Figures, Round
-from atoll.runtime.channel import Ledger
-from atoll.runtime.channel.ledger import Entry
 
 NUMBERS = {field.name: 0.0 for field in fields(Figures) if field.type == "float"}
 

@@ -42,8 +42,8 @@ def test_only_federation_has_a_round_loop():
     """Conformance calls single hooks on purpose, a hybrid those of its methods, `fuse` that of each architecture."""
     aggregating = {name for name, tree in MODULES.items() if calls(tree, "aggregate")}
     around = {"kernel/algorithm.py", "testing/conformance/rehearsal.py", "compose/hybrids.py"}
-    assert aggregating - around == {"federation.py"}
-    assert len(calls(MODULES["federation.py"], "aggregate")) == 1
+    assert aggregating - around == {"federation/loop.py"}
+    assert len(calls(MODULES["federation/loop.py"], "aggregate")) == 1
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_method_knows_nothing_of_engines_memory_and_channel(name):
     forbidden = (
         "atoll.runtime.engines",
         "atoll.runtime.memory",
-        "atoll.runtime.channel",
+        "atoll.protect",
         "atoll.federation",
         "atoll.records.runs",
         "atoll.report",
@@ -116,8 +116,8 @@ def test_asking_for_help_does_not_wait_for_torch():
 # -- plain words -------------------------------------------------------------------------------------------------------
 
 PLAIN = (  # every room, and the loop
-    "algorithms", "cli", "compose", "data", "deploy", "experiments", "federation.py", "kernel", "metrics", "models",
-    "records", "report", "runtime", "testing", "toolbox",
+    "algorithms", "cli", "compose", "data", "deploy", "experiments", "federation", "kernel", "metrics", "models",
+    "protect", "records", "report", "runtime", "testing", "toolbox",
 )  # fmt: skip
 # Openers of docstrings that answer a question nobody asked: "Of the objective.", "As it was."
 OPENERS = (

@@ -9,7 +9,7 @@ import pytest
 from atoll.algorithms import load_file
 from atoll.data import datasets, partition
 from atoll.data.task import Task
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.runtime.engines.measuring import one_thread_each
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -79,7 +79,7 @@ def test_new_method(tiny_task: Task) -> None:
 
 # A bar in a real kernel, opened at once; it is drawn again at its end.
 BAR = """
-import atoll.records.progress as progress
+import atoll.federation.progress as progress
 progress.DELAY = 0.0
 with progress.show_progress(rounds=4, runs=1) as bar:
     while bar._bar is None:

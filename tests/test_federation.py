@@ -17,6 +17,7 @@ from atoll.algorithms.local import Local
 from atoll.algorithms.pfedme import PFedMe
 from atoll.algorithms.pfedme_survey import PFedMeSurvey
 from atoll.data.task import Task
+from atoll.federation.guards import warn_of_overshooting
 from atoll.kernel.algorithm import Algorithm, Update
 from atoll.kernel.errors import AtollError, CohortError, DivergedError, OneShotError
 from atoll.kernel.params import Params, Stack
@@ -24,7 +25,6 @@ from atoll.kernel.randomness import generator
 from atoll.records.runs import Run
 from atoll.runtime.engines.measuring import FORCED
 from atoll.runtime.engines.plan import Plan
-from atoll.runtime.guards import warn_of_overshooting
 from atoll.toolbox.client import sgd
 
 

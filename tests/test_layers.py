@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "atoll"
 ROOMS = (
-    "kernel", "models", "data", "toolbox", "algorithms", "compose", "runtime", "robust", "privacy", "metrics",
+    "kernel", "models", "data", "toolbox", "algorithms", "compose", "runtime", "protect", "metrics",
     "export", "records", "federation", "report", "experiments", "deploy", "testing", "cli",
 )  # fmt: skip
 MODULES = {

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from atoll.experiments.audit import audit
     from atoll.experiments.comparison import Comparison, compare
     from atoll.experiments.tuning import tune
-    from atoll.federation import federate
+    from atoll.federation.loop import federate
+    from atoll.federation.report import Report
+    from atoll.federation.settings import Settings
     from atoll.kernel.algorithm import Algorithm, Replies, Update
     from atoll.kernel.batch import Batch
     from atoll.kernel.cohort import Cohort
     from atoll.kernel.params import Params, Stack
     from atoll.kernel.predictor import Predictor
-    from atoll.records.configuration import Settings
-    from atoll.records.report import Report
     from atoll.runtime.engines import LocalEngine
     from atoll.runtime.engines.cluster.rays import RayEngine
 
@@ -34,8 +34,8 @@ _HOMES = {
     "RayEngine": "runtime.engines.cluster.rays",
     "Recipe": "data.recipe",
     "Replies": "kernel.replies",
-    "Report": "records.report",
-    "Settings": "records.configuration",
+    "Report": "federation.report",
+    "Settings": "federation.settings",
     "Stack": "kernel.params",
     "Task": "data.task",
     "Training": "kernel.task",
@@ -44,7 +44,7 @@ _HOMES = {
     "audit": "experiments.audit",
     "compare": "experiments.comparison",
     "create": "compose",
-    "federate": "federation",
+    "federate": "federation.loop",
     "tune": "experiments.tuning",
 }
 

@@ -14,7 +14,7 @@ from atoll.algorithms.answers import features
 from atoll.algorithms.answers.features import TEST_BATCH, in_training
 from atoll.algorithms.fafi import FAFI
 from atoll.algorithms.trainings import fafi
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.kernel.batch import Augment
 from atoll.kernel.errors import ModelError, OneShotError, TaskError
 from atoll.kernel.network import Variant

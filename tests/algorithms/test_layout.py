@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll import algorithms
-from atoll.kernel.references import bibtex
+from atoll.toolbox.references import bibtex
 
 ROOT = Path(__file__).parents[2]
 FILES = [file for file in sorted(Path(algorithms.__file__).parent.glob("*.py")) if file.stem != "__init__"]

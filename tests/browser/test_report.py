@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, Page
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task, Training
 from atoll.experiments.comparison import Comparison, compare
+from atoll.federation.report import Report
 from atoll.kernel.randomness import generator
-from atoll.records.report import Report
 
 METHODS = ["local", "fedavg", "ditto"]
 CONTRAST = """selector => {

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from atoll import Recipe, federate
 from atoll.cli import app
-from atoll.privacy.client_level import NoisySum
+from atoll.protect.client_level import NoisySum
 
 
 def call(*words):

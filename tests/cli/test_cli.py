@@ -20,7 +20,7 @@ from atoll.cli.program import name_flags
 from atoll.cli.running import unused_folder
 from atoll.compose import create
 from atoll.data.task import Training
-from atoll.records.configuration import Settings
+from atoll.federation.settings import Settings
 from atoll.testing import conformance
 
 TINY = ["--rounds", "2", "--clients", "4", "--samples", "600"]

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from atoll import Task, Training, federate
 from atoll.cli import app
+from atoll.federation.models import _deal_folds, score_newcomer
+from atoll.federation.report import Report
 from atoll.kernel.randomness import generator
-from atoll.records.models import _deal_folds, score_newcomer
-from atoll.records.report import Report
 
 TARGET = "outcome"
 

@@ -14,9 +14,10 @@ from atoll.cli import app
 from atoll.data.own import Own
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task
-from atoll.federation import federate
+from atoll.federation.config import RunConfig
+from atoll.federation.loop import federate
+from atoll.federation.report import Report
 from atoll.kernel.randomness import generator
-from atoll.records.report import Report
 from atoll.records.runs import Run
 
 OWN = ["--own", "hospitals", "--target", "readmitted", "--rounds", "2"]
@@ -94,7 +95,7 @@ def test_a_run_keeps_columns_scales_and_class_names():
     scaling = Report.read("here").scaling
     assert scaling.schema.columns == ("age", "sex=F", "sex=M", "ward=0", "ward=1", "ward=2")
     assert scaling.of_client(0).classes == ("no", "yes")
-    task = Run.open("here").config.recipe.build()
+    task = RunConfig.of_run(Run.open("here")).recipe.build()
     assert task.preprocessing(2) == scaling.of_client(2)
     row = {"age": 61.5, "sex": "M", "ward": "2"}
     assert torch.equal(scaling.of_client(1).encode(row), task.preprocessing(1).encode(row))
@@ -109,7 +110,7 @@ def test_python_and_the_command_line_say_the_same_words():
         ).exit_code
         == 0
     )
-    config = Run.open("here").config
+    config = RunConfig.of_run(Run.open("here"))
     assert config.recipe.build().fingerprint == task.fingerprint
     assert config.task.recipe == json.loads(json.dumps(task.facts["recipe"]))
     recipe = Recipe.of_own(Own.of("hospitals", **words))
@@ -123,7 +124,7 @@ def test_the_split_may_be_a_column():
         path.write_text("\n".join([f"{header},fold", *(f"{row},{sides[place % 3]}" for place, row in enumerate(rows))]))
     done = atoll("run", "fedavg", *OWN, *FEATURES, "--split", "fold", "--out", "here")
     assert done.exit_code == 0, done.output
-    sizes = Run.open("here").config.recipe.build().splits["test"].offsets
+    sizes = RunConfig.of_run(Run.open("here")).recipe.build().splits["test"].offsets
     assert sizes.tolist() == [0, 8, 16, 24]
     torn = atoll("run", "fedavg", *OWN, *FEATURES, "--split", "fold", "--group", "patient", "--out", "there")
     assert torn.exit_code == 2

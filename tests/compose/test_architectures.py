@@ -21,15 +21,15 @@ from atoll.algorithms.kt_pfl import KTpFL
 from atoll.algorithms.local import Local
 from atoll.cli import app
 from atoll.compose import create
+from atoll.federation.config import describe
+from atoll.federation.labels import label
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import TaskError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import default_generator, generator
 from atoll.models import MLP, BodyAndHead, Linear
-from atoll.records.configuration import describe
-from atoll.records.labels import label
-from atoll.records.report import Report
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import personal_models, play
 

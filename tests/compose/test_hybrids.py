@@ -19,11 +19,11 @@ from atoll.compose.hybrids import InClusters
 from atoll.data.partition import Natural
 from atoll.data.synthetic import Gaussian
 from atoll.data.task import Task, Training
+from atoll.federation.labels import label
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm, Arrival, Count, Replies
 from atoll.kernel.errors import CohortError, HyperparameterError, TaskError, UnknownName
 from atoll.kernel.params import Stack, spread, stack
-from atoll.records.labels import label
-from atoll.records.report import Report
 from atoll.runtime.serialise import size_of
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import check, personal_models, play, quadratics

@@ -12,12 +12,12 @@ from atoll.algorithms import list_methods, name_of
 from atoll.algorithms.fedavg import FedAvg
 from atoll.compose import create
 from atoll.compose.pieces import Prox
+from atoll.federation.labels import label
+from atoll.federation.report import Report
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError, UnknownName
 from atoll.kernel.params import Params
 from atoll.kernel.wrapper import values_of
-from atoll.records.labels import label
-from atoll.records.report import Report
 from atoll.testing.conformance import check, personal_models, play
 from atoll.testing.conformance.methods import shorten
 from atoll.testing.conformance.tasks import build_task

@@ -6,8 +6,8 @@ import pytest
 from atoll import Recipe, Report, Training, compare, create, federate
 from atoll.algorithms import name_of
 from atoll.compose import from_record, to_record
+from atoll.federation.labels import label
 from atoll.kernel.errors import AtollError
-from atoll.records.labels import label
 
 SMALL = Recipe("digits", clients=3, samples=120, model="mlp:4")
 

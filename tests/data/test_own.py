@@ -18,7 +18,7 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.data import own
 from atoll.data.partition import Natural, Shifted
 from atoll.data.task import Task
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.kernel.errors import AtollError, DataError, ModelError, TaskError, UnknownName
 from atoll.kernel.objective import Metric, absolute_error, accuracy, cross_entropy, squared_error
 from atoll.kernel.randomness import generator

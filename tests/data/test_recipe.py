@@ -11,8 +11,8 @@ from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.cli import app
 from atoll.data.recipe import shares_of
+from atoll.federation.config import describe
 from atoll.kernel.errors import DataError, ModelError, PartitionError, RunError, TaskError, UnknownName
-from atoll.records.configuration import describe
 
 
 def write_mnist(folder: Path, train: int = 60, test: int = 20, first: int = 0) -> Path:

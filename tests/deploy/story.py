@@ -16,8 +16,8 @@ from atoll.deploy.messages import MAGIC
 from atoll.deploy.schemas import choose_model_for, read_public, task_of_site
 from atoll.deploy.site import Site
 from atoll.deploy.terms import Terms
+from atoll.federation.settings import Settings
 from atoll.kernel.randomness import generator
-from atoll.records.configuration import Settings
 
 NAMES = ("Ulm", "Porto", "Lund", "Riga", "Graz")
 

@@ -18,8 +18,8 @@ from atoll.deploy.coordinator import seat_sites
 from atoll.deploy.server import Patience, _read_joining, begin, serve
 from atoll.deploy.site import Site
 from atoll.deploy.terms import write_terms
+from atoll.federation.settings import Settings
 from atoll.kernel.errors import DataError, DeployError, RefusedError
-from atoll.records.configuration import Settings
 
 CLIENTS = {"Lund": 2, "Porto": 1, "Ulm": 3}
 

@@ -16,9 +16,9 @@ from atoll.deploy.engine import InProcess
 from atoll.deploy.masking import require_hidden
 from atoll.deploy.showing import describe
 from atoll.deploy.terms import Place, Terms
+from atoll.federation.settings import Settings
 from atoll.kernel.errors import DeployError, RefusedError
-from atoll.privacy.masks import neighbours_of
-from atoll.records.configuration import Settings
+from atoll.protect.masks import neighbours_of
 from atoll.testing.conformance.tasks import build_task
 
 SIZES = (13, 1, 12, 5, 6, 2, 7, 4, 9, 3, 8)

@@ -12,9 +12,9 @@ from atoll.deploy.engine import InProcess
 from atoll.deploy.masking import require_hidden
 from atoll.deploy.protection import require_for_sites
 from atoll.deploy.terms import Place, Terms
+from atoll.federation.settings import Settings
 from atoll.kernel.errors import DeployError, RefusedError
 from atoll.kernel.params import flatten
-from atoll.records.configuration import Settings
 from atoll.testing.conformance.tasks import build_task
 
 

@@ -14,8 +14,8 @@ from atoll.compose import create
 from atoll.data import datasets
 from atoll.data.partition import Iid
 from atoll.experiments.comparison import add_references, folder_name, reopen, run_name, runs_in
+from atoll.federation.labels import label
 from atoll.kernel.errors import AtollError, RunError, UnknownName
-from atoll.records.labels import label
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.files import alone_in
 

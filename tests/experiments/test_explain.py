@@ -16,12 +16,11 @@ from atoll.cli import app
 from atoll.data.statistics import Statistics, statistics
 from atoll.experiments.comparison import Comparison
 from atoll.experiments.explain import Case, Study, explain, overview
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.errors import RunError, UnknownName
-from atoll.records.report import Report
-from atoll.runtime.channel import Ledger
-from atoll.runtime.channel.ledger import Entry
+from atoll.protect.ledger import Entry, Ledger
 from atoll.runtime.engines.measuring import one_thread_each
 
 METHODS = ("local", "fedavg", "ditto")

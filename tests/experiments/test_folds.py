@@ -13,10 +13,10 @@ from atoll.data.partition import Natural
 from atoll.data.splits import Cut
 from atoll.experiments.comparison import Comparison, read_runs
 from atoll.export.model import ClientModel
+from atoll.federation.folds import pool_folds
 from atoll.kernel.errors import RunError, TaskError
 from atoll.kernel.randomness import generator
 from atoll.metrics.gains import estimate_gain
-from atoll.records.folds import pool_folds
 
 METHODS = ["local", "fedavg"]
 

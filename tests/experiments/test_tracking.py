@@ -16,10 +16,11 @@ from atoll.algorithms.ditto import Ditto
 from atoll.cli import app
 from atoll.data.task import Task
 from atoll.experiments.tracking import figures_of, flatten_names, trackers_in, tracking
-from atoll.federation import federate
+from atoll.federation.config import RunConfig
+from atoll.federation.loop import federate
 from atoll.kernel.errors import RunError
+from atoll.protect.ledger import Ledger
 from atoll.records.runs import Run
-from atoll.runtime.channel import Ledger
 
 # MLflow maps its tables with an option that SQLAlchemy 2.1 announces the end of.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -110,7 +111,9 @@ def test_trackers_say_what_the_folder_says(task, tmp_path):
     assert mlflow_curves(home, "ditto") == expected
     run = mlflow_runs(home)["ditto"]
     assert run.info.status == "FINISHED"
-    assert run.data.params == {name: str(value) for name, value in flatten_names(Run.open(home).config).items()}
+    assert run.data.params == {
+        name: str(value) for name, value in flatten_names(RunConfig.of_run(Run.open(home))).items()
+    }
     assert run.data.params["algorithm/values/lam"] == "1.0"
     assert [one.path for one in client(home).list_artifacts(run.info.run_id)] == ["report.html"]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from atoll.algorithms.fedavg import FedAvg
 from atoll.compose import create
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.kernel.algorithm import Predictor
 from atoll.kernel.batch import HIDDEN, Batch
 from atoll.kernel.cohort import Cohort

@@ -40,7 +40,7 @@ def of_training(package: Path) -> str:
 @pytest.mark.parametrize(
     "name",
     ["report/html.py", "report/table.py", "cli/program.py", "experiments/explain/words.py", "experiments/tracking.py",
-     "records/results.py", "federation.py", "metrics/evaluation.py", "testing/conformance/battery.py",
+     "federation/results.py", "federation.py", "metrics/evaluation.py", "testing/conformance/battery.py",
      "data/statistics.py", "algorithms/ditto.py"],
 )  # fmt: skip
 def test_an_edit_that_training_cannot_reach_keeps_its_digest(package, name):

@@ -8,7 +8,7 @@ from torch import nn
 from atoll.algorithms.fedavg import FedAvg
 from atoll.data.task import Task
 from atoll.experiments.comparison import compare
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.objective import absolute_error, squared_error
 from atoll.kernel.params import Params, Stack

@@ -15,6 +15,8 @@ from atoll import LocalEngine, compare, federate
 from atoll.algorithms.ditto import Ditto
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task, Training
+from atoll.federation.config import RunConfig
+from atoll.federation.report import Report
 from atoll.kernel.errors import RunError, TaskError, UnknownName
 from atoll.kernel.objective import absolute_error, squared_error
 from atoll.kernel.params import Stack
@@ -22,8 +24,6 @@ from atoll.metrics import evaluation
 from atoll.metrics.evaluation import evaluate
 from atoll.metrics.measures import MEASURES, find_measure, jackknife, take_figure
 from atoll.models import MLP
-from atoll.records.configuration import RunConfig
-from atoll.records.report import Report
 
 OF_CLASSES = ["accuracy", "balanced-accuracy", "f1", "auroc", "average-precision", "log-loss", "top-2"]
 OF_NUMBERS = ["mae", "mse", "rmse", "r2"]

@@ -16,9 +16,9 @@ from atoll.data.datasets import Dataset
 from atoll.data.download import how_to_get
 from atoll.data.own import Own
 from atoll.data.partition import Natural
+from atoll.data.ranking import expected_gain, expected_sampled_gain, gain_of_hit, gain_of_inverse
 from atoll.data.ratings import core, list_interactions
 from atoll.kernel.errors import AtollError, DataError, TaskError, UnknownName
-from atoll.kernel.ranking import expected_gain, expected_sampled_gain, gain_of_hit, gain_of_inverse
 from atoll.metrics.recommenders import ease, find_reference, neighbours, popularity, score_reference
 from atoll.metrics.recommenders import list_interactions as users_by_items
 

@@ -41,6 +41,8 @@ from oracles.rules import RULES, combine  # noqa: E402
 from atoll import Task, Training, federate  # noqa: E402
 from atoll.algorithms import list_methods, list_pairs, list_parts  # noqa: E402
 from atoll.compose import create  # noqa: E402
+from atoll.federation.report import Report  # noqa: E402
+from atoll.federation.settings import Settings  # noqa: E402
 from atoll.kernel.algorithm import Algorithm  # noqa: E402
 from atoll.kernel.errors import AtollError, DivergedError  # noqa: E402
 from atoll.kernel.objective import absolute_error, squared_error  # noqa: E402
@@ -48,9 +50,7 @@ from atoll.kernel.params import Params  # noqa: E402
 from atoll.kernel.randomness import default_generator, generator  # noqa: E402
 from atoll.kernel.wrapper import core_of  # noqa: E402
 from atoll.models import MLP, BodyAndHead, CharTransformer  # noqa: E402
-from atoll.records.configuration import Settings  # noqa: E402
-from atoll.records.report import Report  # noqa: E402
-from atoll.runtime.channel import Place, Sent, Stage  # noqa: E402
+from atoll.protect.stages import Place, Sent, Stage  # noqa: E402
 from atoll.runtime.engines import LocalEngine, planning  # noqa: E402
 from atoll.testing.conformance.engines import PROGRAMS  # noqa: E402
 from atoll.testing.conformance.methods import shorten  # noqa: E402

@@ -4,8 +4,8 @@ import pytest
 from oracles.crossings import Crossing, draw_crossing, judge, run
 
 from atoll.compose import create
+from atoll.federation.guards import hint_at_divergence
 from atoll.kernel.errors import AtollError
-from atoll.runtime.guards import hint_at_divergence
 
 DRAWS, SEED = 150, 7
 PART = 15  # crossings of one test

@@ -8,7 +8,7 @@ from oracles.rules import combine
 from atoll.kernel.params import Stack
 from atoll.kernel.randomness import generator
 from atoll.kernel.replies import Arrival
-from atoll.robust import parse_rule
+from atoll.protect.rules import parse_rule
 
 WORDS = (
     "median", "trimmed:1", "trimmed:2", "meamed:1", "meamed:2", "krum:1", "krum:2", "multi-krum:1", "multi-krum:2",

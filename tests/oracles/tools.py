@@ -28,6 +28,8 @@ from torch.nn.functional import cross_entropy as mean_cross_entropy
 from atoll import Task, Training
 from atoll.compose import create
 from atoll.data.batches import Split, batch_table
+from atoll.federation.report import Report
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
@@ -36,8 +38,6 @@ from atoll.kernel.params import Params, Tree
 from atoll.kernel.predictor import predictor_of
 from atoll.kernel.randomness import Keys, default_generator, generator, number
 from atoll.models import BodyAndHead
-from atoll.records.configuration import Settings
-from atoll.records.report import Report
 from atoll.runtime.engines.measuring import one_thread_each
 from atoll.testing.conformance import personal_models, play
 from atoll.testing.conformance.playing import run_job

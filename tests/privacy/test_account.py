@@ -8,7 +8,7 @@ from scipy.special import ndtr
 
 from atoll import federate
 from atoll.kernel.errors import HyperparameterError, UnknownName
-from atoll.privacy.account import (
+from atoll.protect.account import (
     composed_epsilon,
     find_mu,
     find_noise,

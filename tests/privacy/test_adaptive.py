@@ -12,11 +12,10 @@ from atoll.algorithms import AFL, Ditto, FedAvg
 from atoll.kernel.errors import AtollError, HyperparameterError, PrivacyError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.privacy import parse_privacy
-from atoll.privacy.account import gaussian_epsilon
-from atoll.privacy.adaptive import COUNTED, AdaptiveClip, Quantile, count_noise, message_noise, share_uncut
-from atoll.runtime.channel import Place, Sent
-from atoll.runtime.channel.stages import joint_norms
+from atoll.protect.account import gaussian_epsilon
+from atoll.protect.adaptive import COUNTED, AdaptiveClip, Quantile, count_noise, message_noise, share_uncut
+from atoll.protect.stages import Place, Sent, joint_norms
+from atoll.protect.words import parse_privacy
 
 ENGINE = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
 SIZES = (5, 9, 12, 7, 3)
@@ -74,7 +73,7 @@ def test_a_federation_follows_the_norms_of_its_messages(make_task, caplog):
         on_reply=lambda _, arrival: norms.extend(joint_norms(arrival.fields).tolist()),
     )  # fmt: skip
     first = min(norms) / 100
-    with caplog.at_level("INFO", logger="atoll.privacy"):
+    with caplog.at_level("INFO", logger="atoll.protect"):
         federate(task, FedAvg(), rounds=3, dp=f"client:noise=1e-6,delta=1e-3,clip=adaptive,start={first}", **more)
     told = [float(line.message.split("norm ")[1].split()[0]) for line in caplog.records if "norm" in line.message]
     assert len(told) == 3

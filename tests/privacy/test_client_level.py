@@ -9,13 +9,12 @@ from torch import nn
 
 from atoll import LocalEngine, federate
 from atoll.algorithms import AFL, IFCA, Ditto, FedAMP, FedAvg, Fedora, FedPer, FedProto, Scaffold
+from atoll.federation.settings import Settings
 from atoll.kernel.errors import AtollError, HyperparameterError, PrivacyError
 from atoll.kernel.params import Params, Stack
-from atoll.privacy import ClientPrivacy, parse_privacy
-from atoll.privacy.client_level import NoisySum
-from atoll.records.configuration import Settings
-from atoll.runtime.channel import Clip, Place, Sent
-from atoll.runtime.channel.stages import joint_norms
+from atoll.protect.client_level import ClientPrivacy, NoisySum
+from atoll.protect.stages import Clip, Place, Sent, joint_norms
+from atoll.protect.words import parse_privacy
 
 ENGINE = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
 SIZES = (5, 9, 12, 7, 3)

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from atoll.kernel.randomness import generator
-from atoll.privacy.draws import SecretDraws, draws_of
+from atoll.protect.draws import SecretDraws, draws_of
 
 KEY = bytes(range(32))
 COUNT = 100_000

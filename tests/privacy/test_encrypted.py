@@ -18,7 +18,7 @@ from atoll.algorithms.ifca import IFCA
 from atoll.algorithms.scaffold import Scaffold
 from atoll.kernel.errors import AtollError, PrivacyError
 from atoll.kernel.randomness import generator
-from atoll.privacy.encrypted import FLOOD, SEALED, SLOTS, ClientsKey, add_ciphertexts, error_bound
+from atoll.protect.encrypted import FLOOD, SEALED, SLOTS, ClientsKey, add_ciphertexts, error_bound
 
 tenseal = pytest.importorskip("tenseal")
 
@@ -112,7 +112,7 @@ def test_any_number_may_drop_out_but_few_cannot_hide(make_task):
 
 def test_a_comparison_of_methods_that_send_different_parts(make_task):
     """Every run has a key and forms of its own."""
-    from atoll.records.configuration import Settings
+    from atoll.federation.settings import Settings
 
     settings = Settings(rounds=1, evaluation="none", secure="ckks")
     for method in (FedAvg(), FedPer()):

@@ -11,12 +11,12 @@ from atoll import LocalEngine, federate
 from atoll.algorithms import IFCA, Ensemble, FedAMP, FedAvg, Fedora, OneShotMargins
 from atoll.kernel.errors import AtollError, PrivacyError
 from atoll.kernel.params import Stack
-from atoll.privacy import parse_privacy
-from atoll.privacy.account import find_mu, gaussian_delta, gaussian_epsilon
-from atoll.privacy.local_level import LocalNoise
-from atoll.privacy.releases import count_most, require_counted
-from atoll.runtime.channel import Place, Sent
-from atoll.runtime.channel.ledger import Entry
+from atoll.protect.account import find_mu, gaussian_delta, gaussian_epsilon
+from atoll.protect.ledger import Entry
+from atoll.protect.local_level import LocalNoise
+from atoll.protect.releases import count_most, require_counted
+from atoll.protect.stages import Place, Sent
+from atoll.protect.words import parse_privacy
 
 ENGINE = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
 SIZES = (5, 9, 12, 7, 3)
@@ -138,7 +138,7 @@ def test_an_undercounted_release_planted_in_a_method_is_found(make_task):
             return type(self.local(broadcast, cohort))(send={"delta": cohort.stacked(cohort.initial)})
 
     _running: dict = {}
-    from atoll.runtime.exchange import Exchange
+    from atoll.federation.exchange import Exchange
 
     honest = Exchange.prepare
 

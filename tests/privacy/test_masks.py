@@ -10,7 +10,7 @@ from atoll import LocalEngine, Recipe, federate
 from atoll.algorithms import AFL, IFCA, Ditto, FedAMP, FedAvg, FedPer, Scaffold
 from atoll.kernel.errors import AtollError, PrivacyError
 from atoll.kernel.randomness import generator
-from atoll.privacy.masks import (
+from atoll.protect.masks import (
     PRIME,
     MaskingClient,
     default_threshold,
@@ -19,7 +19,7 @@ from atoll.privacy.masks import (
     split_secret,
     sum_masked,
 )
-from atoll.privacy.secure import Secure, _from_words, _to_words
+from atoll.protect.secure import Secure, _from_words, _to_words
 
 ENGINE = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
 SIZES = (5, 9, 12, 7, 3)

@@ -10,10 +10,10 @@ from privacy.test_masks import require_noise
 
 from atoll import LocalEngine, federate
 from atoll.algorithms import Ditto, FedAvg
+from atoll.federation.report import Report
 from atoll.kernel.errors import AtollError, PrivacyError, SumLost
 from atoll.kernel.randomness import generator
-from atoll.privacy import parse_secure
-from atoll.privacy.masks import (
+from atoll.protect.masks import (
     MaskingClient,
     default_threshold,
     join_shares,
@@ -22,7 +22,7 @@ from atoll.privacy.masks import (
     sum_masked,
     threshold_among,
 )
-from atoll.records.report import Report
+from atoll.protect.secure import parse_secure
 
 ENGINE = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
 SIZES = (5, 9, 12, 7, 3, 8, 4, 6, 2, 11)

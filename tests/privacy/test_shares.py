@@ -9,14 +9,14 @@ from atoll.algorithms import Ditto, FedAvg, FedPer
 from atoll.kernel.errors import AtollError
 from atoll.kernel.params import Stack
 from atoll.kernel.randomness import generator
-from atoll.privacy import PrivacyInShares, parse_privacy
-from atoll.privacy.account import composed_epsilon
-from atoll.privacy.masks import default_threshold
-from atoll.privacy.secure import MODULUS
-from atoll.privacy.shares import (
+from atoll.protect.account import composed_epsilon
+from atoll.protect.masks import default_threshold
+from atoll.protect.secure import MODULUS
+from atoll.protect.shares import (
     ORDERS,
     STEPS,
     NoiseInShares,
+    PrivacyInShares,
     RoundedClip,
     divergence_epsilon,
     draw_skellam,
@@ -24,7 +24,8 @@ from atoll.privacy.shares import (
     shares_epsilon,
     skellam_divergence,
 )
-from atoll.runtime.channel import Place, Sent
+from atoll.protect.stages import Place, Sent
+from atoll.protect.words import parse_privacy
 
 ENGINE = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
 SIZES = (5, 9, 12, 7, 3, 8)

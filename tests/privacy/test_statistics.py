@@ -17,7 +17,7 @@ from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import AtollError, PrivacyError
 from atoll.kernel.job import Done, Job
 from atoll.kernel.params import Stack, flatten
-from atoll.privacy.account import gaussian_epsilon
+from atoll.protect.account import gaussian_epsilon
 from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 from atoll.toolbox.client import private

@@ -17,7 +17,7 @@ from atoll.compose.pieces import Dpsgd
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import AtollError, PrivacyError
 from atoll.kernel.predictor import predictor_of
-from atoll.privacy.rehearsal import rehearse
+from atoll.protect.rehearsal import rehearse
 from atoll.testing.conformance.methods import shorten
 from atoll.testing.conformance.rehearsal import with_hooks
 from atoll.testing.conformance.trees import list_leaves

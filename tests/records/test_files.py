@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from atoll.kernel.errors import RunError
+from atoll.protect.ledger import Entry
 from atoll.records.files import read_lines, read_record, write_record
 from atoll.records.schema import SCHEMA
-from atoll.runtime.channel.ledger import Entry
 from atoll.runtime.files import read_regular
 
 ENTRY = {"direction": "up", "round": 0, "field": "w", "kind": "model", "bytes": 4, "clients": [0, 1]}

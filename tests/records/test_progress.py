@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from atoll import Recipe, compare, federate
-from atoll.records import progress
-from atoll.records.progress import Lines, ProgressTracker, State, TerminalBar, call_all, show_progress
+from atoll.federation import progress
+from atoll.federation.progress import Lines, ProgressTracker, State, TerminalBar, call_all, show_progress
 from atoll.records.rounds import Round
 
 

@@ -13,13 +13,14 @@ from atoll import Recipe, Task, federate
 from atoll.compose import create, from_record, to_record
 from atoll.data.statistics import Statistics, statistics
 from atoll.experiments.comparison import Comparison, compare, runs_in
+from atoll.federation.config import describe
+from atoll.federation.labels import label
+from atoll.federation.report import Report
+from atoll.federation.results import SELECTIONS
+from atoll.federation.settings import Settings
 from atoll.kernel.clusters import Clusters
 from atoll.kernel.errors import RunError, UnknownName
 from atoll.kernel.randomness import generator
-from atoll.records.configuration import Settings, describe
-from atoll.records.labels import label
-from atoll.records.report import Report
-from atoll.records.results import SELECTIONS
 
 NAN = float("nan")
 ERROR = {"name": "mean absolute error", "higher_is_better": False, "share": False}

@@ -20,15 +20,16 @@ from samples import Sloped, with_public
 from atoll import federate
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
+from atoll.federation.config import RunConfig, begin_run
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import DivergedError, RunError
 from atoll.kernel.params import Layout, Params
+from atoll.protect.ledger import Entry
 from atoll.records.files import write_record
-from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.records.runs import KEPT_CHECKPOINTS, Run
 from atoll.records.schema import SCHEMA
-from atoll.runtime.channel.ledger import Entry
 from atoll.runtime.files import alone_in
 from atoll.runtime.memory import disk
 from atoll.runtime.serialise import to_bytes
@@ -51,7 +52,7 @@ LINE = {"bytes": {"up": 20}, "seconds": {"round": 1.0}}
 @pytest.fixture
 def run(tmp_path):
     """A run with checkpoints after 1 to 3 rounds, of which two remain."""
-    run = Run.create(tmp_path / "run", CONFIG)
+    run = begin_run(tmp_path / "run", CONFIG)
     for rounds in (1, 2, 3):
         run.record(Round.of_json({**LINE, "round": rounds}), [Entry("up", rounds - 1, "delta", "model", 10, (0, 1))])
         run.save(rounds, state(rounds))
@@ -73,7 +74,7 @@ def test_a_folder_holds_what_is_needed_to_understand_and_continue(run):
         "ledger.jsonl",
         "metrics.jsonl",
     ]
-    config = run.config
+    config = RunConfig.of_run(run)
     assert config.settings.rounds == 3
     assert config.versions["torch"] == torch.__version__
     assert config.machine["cores"] == os.cpu_count()

@@ -14,11 +14,11 @@ from atoll.compose import create
 from atoll.experiments.comparison import Comparison, compare
 from atoll.experiments.explain import Study, explain, overview
 from atoll.experiments.explain.client import Case
+from atoll.federation.report import Report
 from atoll.kernel.errors import CohortError, RunError, UnknownName
 from atoll.metrics.evaluation import collect_observations
 from atoll.metrics.fairness import PERCENTILES
 from atoll.metrics.significance import interval
-from atoll.records.report import Report
 from atoll.records.rounds import Evaluation
 from atoll.report.html import render_page
 from atoll.report.table import comparison_cells, notes
@@ -38,7 +38,7 @@ def few_are_many(monkeypatch):
     for name, module in [*sys.modules.items()]:
         if name.startswith("atoll.") and hasattr(module, "MANY_CLIENTS"):
             monkeypatch.setattr(module, "MANY_CLIENTS", 5)
-    monkeypatch.setattr("atoll.records.configuration.SAMPLE_SIZE", 3)
+    monkeypatch.setattr("atoll.federation.settings.SAMPLE_SIZE", 3)
 
 
 def run(task, method="ditto", **more):
@@ -299,7 +299,7 @@ def test_counted_bytes_are_those_of_listed_messages(task, few_are_many, monkeypa
         return report.bytes, rounds, [report.ledger.bytes(way) for way in ("up", "down")], report.spent[-1]
 
     counted = bytes_of()
-    monkeypatch.setattr("atoll.records.session.MANY_CLIENTS", 100)
+    monkeypatch.setattr("atoll.federation.session.MANY_CLIENTS", 100)
     assert bytes_of() == counted
 
 

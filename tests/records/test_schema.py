@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import pytest
 
+from atoll.federation.config import AlgorithmSpec, RunConfig
 from atoll.kernel.errors import UnknownName
-from atoll.records.configuration import AlgorithmSpec, RunConfig
+from atoll.protect.ledger import Entry
 from atoll.records.rounds import Evaluation, Figures, FoundClusters, Newcomers, Round
 from atoll.records.schema import Record, SchemaError, parse
-from atoll.runtime.channel.ledger import Entry
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

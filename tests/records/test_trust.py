@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 from atoll import Recipe, federate
 from atoll.cli import app
 from atoll.compose import create
+from atoll.federation.report import Report
 from atoll.kernel.errors import RunError, UnknownName
-from atoll.records.report import Report
 
 MINE = """
 from dataclasses import dataclass

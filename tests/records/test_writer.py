@@ -10,11 +10,11 @@ import safetensors.torch
 import torch
 
 from atoll import create, federate
+from atoll.federation.report import Report
 from atoll.kernel.errors import RunError
 from atoll.kernel.params import Params
 from atoll.records.checkpoints import write_tensors
 from atoll.records.files import write_record, writing
-from atoll.records.report import Report
 from atoll.records.runs import Run
 from atoll.records.writer import Writer
 from atoll.runtime.serialise import pack

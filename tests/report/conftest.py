@@ -9,7 +9,7 @@ from reports import report_of
 
 from atoll.data.statistics import Statistics
 from atoll.experiments.comparison import Comparison
-from atoll.records.report import Report
+from atoll.federation.report import Report
 
 Scores = Sequence[float]
 

@@ -8,8 +8,8 @@ import pytest
 from atoll import audit, federate
 from atoll.algorithms import FedAvg
 from atoll.experiments.comparison import Comparison
+from atoll.federation.report import Report
 from atoll.kernel.errors import RunError
-from atoll.records.report import Report
 from atoll.report.html import render_page
 from atoll.report.protection import attack_success, list_threats, write_protection
 from atoll.report.summary import write_summary

@@ -6,7 +6,7 @@ import pytest
 from atoll import Recipe, federate
 from atoll.compose import create
 from atoll.experiments.comparison import Comparison
-from atoll.records.report import Report
+from atoll.federation.report import Report
 from atoll.report.html import render_page
 
 

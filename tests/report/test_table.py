@@ -8,7 +8,7 @@ from reports import change, report_of
 from rich.console import Console
 
 from atoll.experiments.comparison import Comparison
-from atoll.records.numbers import Numbers, mean_text, run_cells
+from atoll.federation.numbers import Numbers, mean_text, run_cells
 from atoll.report.table import (
     LESS_IMPORTANT,
     comparison_cells,

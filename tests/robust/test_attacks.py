@@ -6,13 +6,13 @@ import torch
 
 from atoll import Recipe, federate
 from atoll.algorithms import Ditto, FedAvg, Local
+from atoll.federation.results import Results
 from atoll.kernel.algorithm import Arrival
 from atoll.kernel.errors import HyperparameterError, UnknownName
 from atoll.kernel.params import Stack
-from atoll.records.results import Results
+from atoll.protect.attacks import ATTACKS, Scene, hidden_deviations, parse_attack
+from atoll.protect.vectors import gram, squared_distances
 from atoll.report.summary import write_findings
-from atoll.robust.attacks import ATTACKS, Scene, hidden_deviations, parse_attack
-from atoll.robust.vectors import gram, squared_distances
 
 X = torch.tensor([[0, 0], [1, 0], [0, 2], [3, 1], [50, -40]], dtype=torch.float64)
 SIZES = (8, 9, 12, 7, 10)

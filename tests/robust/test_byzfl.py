@@ -16,9 +16,9 @@ import torch
 from atoll.kernel.algorithm import Arrival
 from atoll.kernel.params import Stack
 from atoll.kernel.randomness import generator
-from atoll.robust.attacks import Scene, parse_attack
-from atoll.robust.rules import NearestMixing, krum_scores, parse_rule
-from atoll.robust.vectors import gram
+from atoll.protect.attacks import Scene, parse_attack
+from atoll.protect.rules import NearestMixing, krum_scores, parse_rule
+from atoll.protect.vectors import gram
 
 FOUND = importlib.util.find_spec("byzfl")
 pytestmark = pytest.mark.skipif(FOUND is None, reason="byzfl is not installed: `pip install --no-deps byzfl`")

@@ -14,7 +14,7 @@ from atoll.kernel.errors import CohortError, HyperparameterError, PayloadError, 
 from atoll.kernel.network import Network
 from atoll.kernel.params import Stack, spread
 from atoll.kernel.randomness import generator
-from atoll.robust.rules import (
+from atoll.protect.rules import (
     RULES,
     ByCoordinate,
     ByReply,
@@ -25,7 +25,7 @@ from atoll.robust.rules import (
     parse_rule,
     trust_shares,
 )
-from atoll.robust.vectors import weigh
+from atoll.protect.vectors import weigh
 
 X = torch.tensor([[0, 0], [1, 0], [0, 2], [3, 1], [50, -40]], dtype=torch.float64)
 
@@ -268,7 +268,7 @@ def test_more_attackers_than_a_rule_survives_are_said_with_its_breakdown_point(c
 
 def test_the_warning_comes_once_and_before_the_first_round(make_task, caplog):
     seen = []
-    with caplog.at_level(logging.WARNING, logger="atoll.robust"):
+    with caplog.at_level(logging.WARNING, logger="atoll.protect"):
         federate(
             make_task(sizes=(6,) * 5), FedAvg(), rounds=2, evaluation="none", attack="sign-flip:0.6",
             aggregate="median", on_round=lambda _: seen.append(len(caplog.records)),

@@ -9,14 +9,14 @@ from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
 from atoll.algorithms.scaffold import Scaffold, Sent
 from atoll.compose import create, from_record
+from atoll.deploy import assignments
+from atoll.deploy.assignments import PHASES, from_bytes, to_bytes
 from atoll.kernel import record
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import PayloadError
 from atoll.kernel.job import Finish, Job, Local, Prepare
 from atoll.kernel.params import flatten
 from atoll.metrics.newcomers import Welcome
-from atoll.runtime import assignments
-from atoll.runtime.assignments import PHASES, from_bytes, to_bytes
 from atoll.runtime.engines.parts import Part
 from atoll.runtime.serialise import to_bytes as as_message
 

@@ -12,8 +12,10 @@ from atoll.algorithms.scaffold import Scaffold
 from atoll.kernel.algorithm import Replies, Update
 from atoll.kernel.errors import HyperparameterError, PayloadError, RunError
 from atoll.kernel.params import Layout, Params, Stack
+from atoll.protect.channel import Channel
+from atoll.protect.ledger import Entry, Ledger
+from atoll.protect.stages import Clip, Stage
 from atoll.records.schema import parse
-from atoll.runtime.channel import Channel, Clip, Entry, Ledger, Stage
 from atoll.runtime.serialise import to_bytes
 
 CLIENTS = np.array([3, 5])

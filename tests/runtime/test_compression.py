@@ -13,17 +13,8 @@ from atoll.compose import create
 from atoll.kernel.errors import CohortError, HyperparameterError, UnknownName
 from atoll.kernel.params import Stack
 from atoll.kernel.wrapper import title_of
-from atoll.runtime.channel import Place, Sent
-from atoll.runtime.channel.compression import (
-    COMPRESSIONS,
-    Form,
-    LowRank,
-    Quantised,
-    Signs,
-    TopK,
-    parse_compression,
-)
-from atoll.runtime.channel.stages import form_of
+from atoll.protect.compression import COMPRESSIONS, Form, LowRank, Quantised, Signs, TopK, parse_compression
+from atoll.protect.stages import Place, Sent, form_of
 from atoll.runtime.memory import RamMemory
 from atoll.testing.conformance import play
 from atoll.testing.conformance.tasks import build_task

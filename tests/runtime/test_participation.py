@@ -9,11 +9,11 @@ import torch
 from atoll import LocalEngine, Recipe, Settings, federate
 from atoll.algorithms.fedrep import FedRep
 from atoll.compose import create
+from atoll.federation.participation import Moment, parse
+from atoll.federation.report import Report
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import CohortError, DataError, RunError, UnknownName
 from atoll.kernel.params import Stack, Tree
-from atoll.records.report import Report
-from atoll.runtime.participation import Moment, parse
 from atoll.testing.conformance import personal_models, play, quadratics
 from atoll.testing.conformance.tasks import build_task
 

@@ -9,11 +9,11 @@ import torch
 from atoll import Cohort, LocalEngine, Settings, federate
 from atoll.algorithms.fedavg import FedAvg
 from atoll.compose import create
+from atoll.federation.report import Report
+from atoll.federation.selection import Experience, Oort, Pool, PowerOfChoice, Turns, Ucb, parse_selection
 from atoll.kernel.algorithm import Update
 from atoll.kernel.errors import CohortError, PrivacyError, UnknownName
 from atoll.kernel.params import Params
-from atoll.records.report import Report
-from atoll.runtime.selection import Experience, Oort, Pool, PowerOfChoice, Turns, Ucb, parse_selection
 from atoll.testing.conformance.tasks import build_task
 
 EVERYBODY = np.arange(6)

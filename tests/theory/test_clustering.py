@@ -20,8 +20,8 @@ from atoll.algorithms.local import Local
 from atoll.data import partition
 from atoll.data.synthetic import Gaussian, Linear
 from atoll.experiments.comparison import compare, run_name
+from atoll.federation.report import Report
 from atoll.kernel.params import Params, stack
-from atoll.records.report import Report
 from atoll.testing.conformance import personal_models, play, quadratics
 
 STARTS: tuple[Literal["kmeans++", "random"], ...] = ("kmeans++", "random")

@@ -15,10 +15,10 @@ from atoll.algorithms.fedfomo import FedFomo
 from atoll.algorithms.fedgen import FedGen, State
 from atoll.algorithms.fedpac import FedPAC
 from atoll.algorithms.scaffold import Scaffold
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, stack
-from atoll.records.report import Report
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance import play, quadratics
 from atoll.testing.conformance.tasks import build_task

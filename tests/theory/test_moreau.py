@@ -19,7 +19,7 @@ from atoll.algorithms.pfedme import PFedMe
 from atoll.algorithms.pfedme_survey import PFedMeSurvey
 from atoll.algorithms.reptile import Reptile
 from atoll.algorithms.scaffold import Scaffold
-from atoll.records.report import Report
+from atoll.federation.report import Report
 from atoll.testing.conformance import play, quadratics
 
 ETA = 0.4

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll import Algorithm, Task, Training
+from atoll.federation.report import Report
 from atoll.kernel.randomness import default_generator
-from atoll.records.report import Report
 from atoll.testing.conformance import personal_models, play
 
 CLIENTS, SIZE = 4, 3

@@ -27,7 +27,7 @@ def audit(
     from atoll.experiments.audit import audit as attack
     from atoll.experiments.audit.findings import count_steps
     from atoll.experiments.comparison import Comparison
-    from atoll.records.report import Report
+    from atoll.federation.report import Report
 
     if (folder / "comparison.json").exists():
         runs = sorted(path.parent.name for path in folder.glob("*/config.json"))

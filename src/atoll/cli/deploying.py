@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from atoll.deploy.messages import Message
     from atoll.deploy.network import Network
     from atoll.deploy.site import Site
+    from atoll.federation.settings import Settings
     from atoll.kernel.task import Training
-    from atoll.records.configuration import Settings
 
 SITES, NETWORK = ({"panel": name} for name in ("The sites", "The network"))
 PORT = 8443
@@ -110,7 +110,7 @@ class ServerOptions:
 
     def settings(self, rounds: int) -> "Settings":
         """Return the settings of the federation."""
-        from atoll.records.configuration import Settings
+        from atoll.federation.settings import Settings
 
         return Settings(
             rounds=rounds, seed=self.seed, cohort=parse_cohort(self.cohort), eval_every=self.eval_every,

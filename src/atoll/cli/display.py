@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.text import Text
 
-from atoll.records import progress
+from atoll.federation import progress
 from atoll.report.table import EPOCHS, epochs_table, megabytes, newcomers_notes, newcomers_table, notes, run_table
 
 if TYPE_CHECKING:
     from atoll.experiments.comparison import Comparison
-    from atoll.records.progress import ProgressTracker
-    from atoll.records.report import Report
+    from atoll.federation.progress import ProgressTracker
+    from atoll.federation.report import Report
 
 WIDTH_OF_A_FILE = 100  # of tables that are not shown on a terminal
 

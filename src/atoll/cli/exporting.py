@@ -10,8 +10,8 @@ from rich.text import Text
 
 from atoll.cli.display import say, show_progress, write, write_paths
 from atoll.cli.program import TRUST, app, option
+from atoll.federation.numbers import Numbers
 from atoll.kernel.errors import AtollError, RunError, UnknownName, first_line
-from atoll.records.numbers import Numbers
 from atoll.report.table import plain_table
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from atoll.export.folder import Exported, WrittenModel
     from atoll.export.model import ClientModel
-    from atoll.records.models import Quality
-    from atoll.records.report import Report
+    from atoll.federation.models import Quality
+    from atoll.federation.report import Report
 
 RUN = typer.Argument(metavar="RUN", help="The folder of a finished run.")
 FORMAT = option("safetensors, onnx or pt2.", "--format")
@@ -92,7 +92,7 @@ def predict(
 
 def _find_model(report: "Report", name: str, *, trust: bool) -> "ClientModel | WrittenModel":
     """Return the model of a client of the run, or of one that it welcomed."""
-    from atoll.records.models import find_client, newcomers_of, read_newcomer
+    from atoll.federation.models import find_client, newcomers_of, read_newcomer
 
     welcomed = newcomers_of(report)
     try:
@@ -150,7 +150,7 @@ def welcome(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Make a model for a client that was never there, from its samples and the run's folder, and export it."""
-    from atoll.records.models import NEWCOMERS, export_newcomer, score_newcomer
+    from atoll.federation.models import NEWCOMERS, export_newcomer, score_newcomer
 
     report, raw = _read(folder, trust=trust), _samples(file)
     model = report.model_for(raw, unlabelled=unlabelled)
@@ -186,7 +186,7 @@ def _describe_quality(report: "Report", quality: "Quality | None") -> str:
 
 def _read(folder: Path, *, trust: bool) -> "Report":
     """Read a finished run; of a comparison, say which runs it has."""
-    from atoll.records.report import Report
+    from atoll.federation.report import Report
 
     if (folder / "comparison.json").exists():
         runs = sorted(path.parent.name for path in folder.glob("*/config.json"))

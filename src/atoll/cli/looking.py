@@ -20,10 +20,11 @@ from atoll.cli import completion
 from atoll.cli.display import out, say, write, write_paths
 from atoll.cli.options import OwnOptions, with_options
 from atoll.cli.program import RUNS, TRUST, app, option
+from atoll.federation.config import RunConfig
+from atoll.federation.numbers import UNKNOWN, Numbers
 from atoll.kernel.errors import AtollError, unknown
-from atoll.kernel.references import bibtex
-from atoll.records.numbers import UNKNOWN, Numbers
 from atoll.report.table import plain_table
+from atoll.toolbox.references import bibtex
 
 if TYPE_CHECKING:
     from atoll.kernel.algorithm import Algorithm
@@ -129,20 +130,20 @@ def _list_models() -> Table:
 
 
 def _list_rules() -> Table:
-    from atoll.robust.rules import MIXINGS, RULES
+    from atoll.protect.rules import MIXINGS, RULES
 
     mixings = {f"{name}+RULE": kind for name, kind in MIXINGS.items()}
     return _describe_classes("rule", {**RULES, **mixings})
 
 
 def _list_attacks() -> Table:
-    from atoll.robust import ATTACKS
+    from atoll.protect.attacks import ATTACKS
 
     return _describe_classes("attack", ATTACKS)
 
 
 def _list_compressions() -> Table:
-    from atoll.runtime.channel.compression import COMPRESSIONS
+    from atoll.protect.compression import COMPRESSIONS
 
     return _describe_classes("compression", COMPRESSIONS)
 
@@ -187,7 +188,7 @@ def _describe_run(folder: Path) -> list[str]:
 
     run = Run.open(folder)
     run.verify()
-    asked, history = run.config, run.metrics()
+    asked, history = RunConfig.of_run(run), run.metrics()
     scores = history[-1].personal if history else None
     numbers = Numbers(**asked.task.metric)
     score = f"{numbers.score(scores['test'].macro)} {numbers.name}" if scores else UNKNOWN

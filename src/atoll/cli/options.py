@@ -16,9 +16,9 @@ from atoll.kernel.errors import EngineError, UnknownName
 if TYPE_CHECKING:
     from atoll.data.own import Own
     from atoll.data.recipe import Recipe
+    from atoll.federation.settings import Settings
     from atoll.kernel.algorithm import Algorithm
     from atoll.kernel.engine import Engine
-    from atoll.records.configuration import Settings
 
 TASK, OWN, STEPS, ROUNDS, PROTECTION, ENGINE, TRACKING = (
     {"panel": name}
@@ -210,7 +210,7 @@ class Options(OwnOptions):
 
     def settings(self, methods: Sequence["Algorithm"]) -> "Settings":
         """Return the settings of a federation with these methods."""
-        from atoll.records.configuration import Settings
+        from atoll.federation.settings import Settings
 
         rounds = (1 if all(method.one_shot for method in methods) else 30) if self.rounds is None else self.rounds
         names = (

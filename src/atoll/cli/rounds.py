@@ -107,8 +107,8 @@ def start(
     from atoll.deploy.demands import list_demands
     from atoll.deploy.schemas import choose_model_for, read_public, require_for_sites, task_without_data
     from atoll.deploy.terms import Terms
+    from atoll.federation.settings import Settings
     from atoll.kernel.task import Training
-    from atoll.records.configuration import Settings
 
     algorithm, form = create(method), Schema.load(schema)
     require_for_sites(form)

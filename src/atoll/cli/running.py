@@ -10,16 +10,16 @@ from atoll.cli import completion
 from atoll.cli.display import listen, present_comparison, present_run, say, show_progress, write
 from atoll.cli.options import ROUNDS, TASK, TOGETHER, Options, build_engine, with_options
 from atoll.cli.program import RUNS, TRUST, VERBOSE, app, option
+from atoll.federation.progress import call_all
 from atoll.kernel.errors import EngineError, RunError, unknown
-from atoll.records.progress import call_all
 
 if TYPE_CHECKING:
     from atoll.experiments.cells import OnRun
     from atoll.experiments.tracking import Tracking
+    from atoll.federation.progress import ProgressTracker
+    from atoll.federation.report import Select
     from atoll.kernel.algorithm import Algorithm
     from atoll.kernel.engine import Engine
-    from atoll.records.progress import ProgressTracker
-    from atoll.records.report import Select
     from atoll.records.rounds import Round
 
 
@@ -36,7 +36,7 @@ def run(
     from atoll.algorithms import name_of
     from atoll.compose import create
     from atoll.experiments.tracking import tracking
-    from atoll.federation import federate
+    from atoll.federation.loop import federate
     from atoll.records.runs import now
 
     algorithm = create(method, **options.hyperparameters)
@@ -107,7 +107,7 @@ def compare(
 def _follow_runs(bar: "ProgressTracker", tracked: "Tracking", algorithms: Sequence["Algorithm"]) -> "OnRun":
     """Return a function that tells the progress bar and trackers which run begins; it returns what shows its rounds."""
     from atoll.experiments.cells import run_name
-    from atoll.records.labels import label
+    from atoll.federation.labels import label
 
     labelled = {label(algorithm): algorithm for algorithm in algorithms}
 
@@ -151,8 +151,8 @@ def resume(
     from atoll.experiments.comparison import compare as compare_methods
     from atoll.experiments.comparison import reopen
     from atoll.experiments.tracking import trackers_in, tracking
-    from atoll.federation import federate
-    from atoll.records.report import Report
+    from atoll.federation.loop import federate
+    from atoll.federation.report import Report
 
     listen(verbose)
     if (folder / "federation.json").exists():
@@ -245,7 +245,7 @@ def watch(
 
 
 def _require_selection(text: str) -> "Select":
-    from atoll.records.results import SELECTIONS
+    from atoll.federation.results import SELECTIONS
 
     if text not in SELECTIONS:
         raise unknown("selection", text, SELECTIONS)

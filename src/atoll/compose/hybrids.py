@@ -26,9 +26,9 @@ from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Predictor
 from atoll.kernel.record import record
-from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.kernel.wrapper import Wrapper, fact, values_of
+from atoll.toolbox.references import bibtex
 from atoll.toolbox.server.mixing import mark_seen
 
 if TYPE_CHECKING:

@@ -37,7 +37,6 @@ from atoll.kernel.hyperparameters import Range, Share
 from atoll.kernel.params import Params, Part, Stack, Tree
 from atoll.kernel.predictor import Answer
 from atoll.kernel.randomness import generator
-from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.kernel.wrapper import Wrapper, fact, values_of
 from atoll.toolbox.client import proximal, sgd
@@ -45,6 +44,7 @@ from atoll.toolbox.client.change import Change
 from atoll.toolbox.client.paired import Judge, lead
 from atoll.toolbox.client.private import Private, suggest_promise
 from atoll.toolbox.client.sensitivity import Sensitivity, layers, most_sensitive, radii, require_layers, sensitivities
+from atoll.toolbox.references import bibtex
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.data.dates import ISO, parse_dates
+from atoll.data.ranking import RANKINGS
 from atoll.data.tables import table_of
 from atoll.kernel.errors import DataError
-from atoll.kernel.ranking import RANKINGS
 
 log = logging.getLogger("atoll.data")
 

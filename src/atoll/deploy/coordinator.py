@@ -24,12 +24,12 @@ from atoll.deploy.masking import require_hidden
 from atoll.deploy.protection import require_for_sites
 from atoll.deploy.tasks import learn_sizes
 from atoll.deploy.terms import Place, Terms
-from atoll.federation import federate
+from atoll.federation.loop import federate
+from atoll.federation.report import Report
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
-from atoll.privacy import parse_secure
-from atoll.records.configuration import Settings
-from atoll.records.report import Report
+from atoll.protect.secure import parse_secure
 from atoll.records.runs import Run
 from atoll.runtime.engines import LocalEngine
 from atoll.runtime.files import read_regular

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from atoll.data.task import Task
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
 from atoll.kernel.params import Structure, Tree, flatten
 from atoll.kernel.wrapper import title_of
-from atoll.privacy import ClientPrivacy, parse_secure
-from atoll.privacy.masks import default_threshold
-from atoll.records.configuration import Settings
+from atoll.protect.client_level import ClientPrivacy
+from atoll.protect.masks import default_threshold
+from atoll.protect.secure import parse_secure
 
 
 def list_demands(method: Algorithm, task: Task, seed: int = 0, settings: Settings | None = None) -> list[str]:

@@ -45,7 +45,7 @@ from atoll.kernel.task import Facts
 from atoll.metrics.afterwards import models_after
 from atoll.metrics.evaluation import Evaluate, splits_scored
 from atoll.metrics.measures import OWN
-from atoll.privacy.masks import (
+from atoll.protect.masks import (
     Around,
     default_threshold,
     neighbours_of,
@@ -53,7 +53,7 @@ from atoll.privacy.masks import (
     require_neighbours,
     threshold_among,
 )
-from atoll.runtime.channel import Sent, Stage
+from atoll.protect.stages import Sent, Stage
 from atoll.runtime.engines import LocalEngine
 from atoll.runtime.engines.parts import class_sizes
 from atoll.runtime.population import Population

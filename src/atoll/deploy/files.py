@@ -20,11 +20,11 @@ from atoll.deploy.journal import Exchange
 from atoll.deploy.keys import Key
 from atoll.deploy.schemas import Public, load_public, save_public, task_without_data
 from atoll.deploy.terms import Terms
+from atoll.federation.report import Report
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError, RefusedError
-from atoll.records.configuration import Settings
 from atoll.records.files import read_record, write_record
-from atoll.records.report import Report
 from atoll.records.schema import Record
 from atoll.runtime.files import write_whole
 

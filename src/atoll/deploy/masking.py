@@ -28,7 +28,7 @@ from atoll.deploy.messages import Message
 from atoll.deploy.terms import Terms
 from atoll.kernel.errors import DeployError, PrivacyError
 from atoll.kernel.params import Stack, Tree
-from atoll.privacy.masks import (
+from atoll.protect.masks import (
     KEY_BYTES,
     LEAST_CLIENTS,
     SHARE_BYTES,
@@ -40,10 +40,10 @@ from atoll.privacy.masks import (
     neighbours_of,
     threshold_among,
 )
-from atoll.privacy.secure import Secure
+from atoll.protect.secure import Secure
+from atoll.protect.stages import Sent
 from atoll.records.files import read_record, write_record
 from atoll.records.schema import Record
-from atoll.runtime.channel import Sent
 
 Clients = NDArray[np.int64]
 STEPS = ("masks keys", "masks shares", "local", "masks unmask")

@@ -15,8 +15,8 @@ from atoll.deploy.work import write_method
 from atoll.export.deployed import deploy
 from atoll.export.folder import MOST, Judging, export_model, find_format
 from atoll.export.model import ClientModel
+from atoll.federation.models import name_folders
 from atoll.metrics.measures import OWN, measure_of
-from atoll.records.models import name_folders
 
 
 def save_models(

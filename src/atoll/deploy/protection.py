@@ -13,19 +13,18 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.deploy.messages import Message
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError
 from atoll.kernel.params import Layout
 from atoll.kernel.wrapper import title_of
-from atoll.privacy import ClientPrivacy
-from atoll.privacy.local_level import LocalNoise
-from atoll.privacy.promise import EqualWeights
-from atoll.privacy.secure import WEIGHT, Encode
-from atoll.privacy.shares import NoiseInShares, RoundedClip
-from atoll.records.configuration import Settings
-from atoll.runtime.channel import Clip, Place, Sent, Stage
-from atoll.runtime.channel.compression import COMPRESSIONS
-from atoll.runtime.channel.stages import Form, joint_norms, read_through
+from atoll.protect.client_level import ClientPrivacy
+from atoll.protect.compression import COMPRESSIONS
+from atoll.protect.local_level import LocalNoise
+from atoll.protect.promise import EqualWeights
+from atoll.protect.secure import WEIGHT, Encode
+from atoll.protect.shares import NoiseInShares, RoundedClip
+from atoll.protect.stages import Clip, Form, Place, Sent, Stage, joint_norms, read_through
 
 Clients = NDArray[np.int64]
 STAGES: dict[str, type[Stage]] = {

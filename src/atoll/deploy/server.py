@@ -21,11 +21,11 @@ from atoll.deploy.keys import PublicKey
 from atoll.deploy.network import Arrived, Link, describe_work, write_question
 from atoll.deploy.schemas import Public, load_public, save_public, task_without_data
 from atoll.deploy.terms import Place, Terms
+from atoll.federation.report import Report
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import DeployError, RefusedError
-from atoll.records.configuration import Settings
 from atoll.records.files import read_record, write_record
-from atoll.records.report import Report
 
 log = logging.getLogger("atoll.deploy")
 

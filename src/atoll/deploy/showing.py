@@ -11,7 +11,7 @@ from atoll.deploy.messages import MAGIC, SIGNATURE, Message
 from atoll.deploy.terms import Terms
 from atoll.kernel.errors import RefusedError
 from atoll.kernel.params import Structure, flatten
-from atoll.runtime.channel.compression import COMPRESSIONS
+from atoll.protect.compression import COMPRESSIONS
 
 PHASES = {
     "local": "a round's work",

@@ -40,8 +40,9 @@ from atoll.kernel.sources import own_digest
 from atoll.kernel.wrapper import title_of
 from atoll.metrics.evaluation import Evaluate, reduce_to_figures, split_of
 from atoll.metrics.measures import OWN, measure_of
-from atoll.privacy.masks import MaskingClient
-from atoll.runtime.channel import Channel, Sent
+from atoll.protect.channel import Channel
+from atoll.protect.masks import MaskingClient
+from atoll.protect.stages import Sent
 from atoll.runtime.engines import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED, OnEpoch, Trainings
 from atoll.runtime.memory import RamMemory

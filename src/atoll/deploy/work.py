@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.compose import from_record, to_record
+from atoll.deploy.assignments import PHASES as WORK
 from atoll.deploy.masking import Step, read_neighbours, read_step
 from atoll.deploy.messages import LARGEST_BODY, Message
 from atoll.deploy.protection import read_forms, read_stages, require_passed, write_forms, write_stages
@@ -24,9 +25,7 @@ from atoll.kernel.job import AssignedJob, AtTheEnd, Done, Finish, Phase
 from atoll.kernel.params import Layout, Stack, Tree, flatten
 from atoll.kernel.sources import own_digest
 from atoll.metrics.evaluation import KEPT, Evaluate
-from atoll.runtime.assignments import PHASES as WORK
-from atoll.runtime.channel import Place, Sent, Stage
-from atoll.runtime.channel.stages import Form
+from atoll.protect.stages import Form, Place, Sent, Stage
 
 Clients = NDArray[np.int64]
 PHASES: dict[str, Any] = {**WORK, "evaluate": Evaluate}  # what sites may be asked to do

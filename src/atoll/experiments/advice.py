@@ -33,14 +33,14 @@ from atoll.experiments.tuning import (
     list_arms,
     open_race,
 )
+from atoll.federation.labels import label
+from atoll.federation.numbers import Numbers
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine
 from atoll.kernel.errors import RunError
 from atoll.metrics.gains import BY_CHANCE, FEWEST_CLIENTS, SURE_SEEDS, Gain, estimate_gain, pool_seeds
-from atoll.records.configuration import Settings
 from atoll.records.files import write_json, writing
-from atoll.records.labels import label
-from atoll.records.numbers import Numbers
 from atoll.report.table import count_range, megabytes
 
 if TYPE_CHECKING:

@@ -16,15 +16,16 @@ import torch
 
 from atoll.algorithms import file_of
 from atoll.data.task import Task
-from atoll.federation import federate
+from atoll.federation.config import is_another_model
+from atoll.federation.labels import label
+from atoll.federation.loop import federate
+from atoll.federation.progress import call_all
+from atoll.federation.report import Report
+from atoll.federation.settings import Settings, count_epochs
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine, Spreading
 from atoll.kernel.errors import DivergedError, EngineError, RunError, describe_given
 from atoll.kernel.sources import file_digest
-from atoll.records.configuration import Settings, count_epochs, is_another_model
-from atoll.records.labels import label
-from atoll.records.progress import call_all
-from atoll.records.report import Report
 from atoll.records.rounds import Round
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED, OnEpoch

@@ -19,19 +19,21 @@ from atoll.data.recipe import Recipe
 from atoll.data.splits import FOLDS, REPEATS, list_cuts
 from atoll.data.task import Task
 from atoll.experiments.cells import Begun, Cell, OnRound, group_cells, run_cells, run_name, runs_together, settings_of
+from atoll.federation.config import AlgorithmSpec
+from atoll.federation.folds import pool_folds
+from atoll.federation.labels import REFERENCES, label
+from atoll.federation.participation import fingerprint
+from atoll.federation.progress import call_all, show_progress
+from atoll.federation.report import Report, Select
+from atoll.federation.results import SELECTIONS, Results
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine, require_engine
 from atoll.kernel.errors import RunError, TaskError, describe_given, unknown
 from atoll.kernel.html import html_table
 from atoll.kernel.sources import code_digest
 from atoll.metrics.measures import measure_of
-from atoll.records.configuration import AlgorithmSpec, Settings
 from atoll.records.files import read_record, write_record, writing
-from atoll.records.folds import pool_folds
-from atoll.records.labels import REFERENCES, label
-from atoll.records.progress import call_all, show_progress
-from atoll.records.report import Report, Select
-from atoll.records.results import SELECTIONS, Results
 from atoll.records.runs import quietly
 from atoll.records.schema import Record
 from atoll.records.trust import remember
@@ -42,7 +44,6 @@ from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import OnEpoch
 from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
-from atoll.runtime.participation import fingerprint
 from atoll.runtime.population import MANY_CLIENTS
 
 if TYPE_CHECKING:

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from atoll.data.batches import Split, find_offsets
 from atoll.data.task import Task
 from atoll.experiments.cells import Cell, OnRound, group_cells, run_cells
+from atoll.federation.labels import label
+from atoll.federation.progress import ProgressTracker
+from atoll.federation.report import Report
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine
 from atoll.kernel.errors import RunError
 from atoll.metrics import significance
-from atoll.records.configuration import Settings
-from atoll.records.labels import label
-from atoll.records.progress import ProgressTracker
-from atoll.records.report import Report
 from atoll.records.rounds import Figures
 
 log = logging.getLogger("atoll.experiments.race")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from atoll.compose import as_method
 from atoll.compose.steps import WithStepSize
 from atoll.data.task import Task
+from atoll.federation.labels import label
 from atoll.kernel.algorithm import Algorithm, hyperparameters
 from atoll.kernel.hyperparameters import Search
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import with_values
-from atoll.records.labels import label
 
 FACTOR = 3.0  # between two step sizes
 FINER = (FACTOR**0.5, FACTOR**-0.5, FACTOR**0.25, FACTOR**-0.25, FACTOR**0.75, FACTOR**-0.75)

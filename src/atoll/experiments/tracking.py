@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from atoll.federation.config import RunConfig
 from atoll.kernel.errors import RunError
 from atoll.records.files import read_record, write_json
 from atoll.records.rounds import Round
@@ -104,7 +105,7 @@ class Tracking:
                 self.bytes[entry.direction] += entry.total
         for tracker in [*self.trackers]:
             with self._sparing(tracker):
-                self.known[tracker] = tracker.open(self.folder, flatten_names(run.config))
+                self.known[tracker] = tracker.open(self.folder, flatten_names(RunConfig.of_run(run)))
         for line in run.metrics():
             self._log(line)
 

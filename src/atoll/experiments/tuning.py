@@ -32,15 +32,16 @@ from atoll.experiments.cells import runs_together, settings_of
 from atoll.experiments.comparison import Comparison, _digest, compare
 from atoll.experiments.race import Arm, Race, hide_test, list_rungs
 from atoll.experiments.searching import FACTOR, Entry, overshoots, shorten
+from atoll.federation.labels import REFERENCES, label
+from atoll.federation.numbers import UNKNOWN, Numbers
+from atoll.federation.participation import fingerprint
+from atoll.federation.progress import show_progress
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine, Spreading, require_engine
 from atoll.kernel.errors import AtollError, DivergedError, PrivacyError, RunError, TaskError
 from atoll.kernel.sources import code_digest
-from atoll.records.configuration import Settings
 from atoll.records.files import read_record, write_json, write_record, writing
-from atoll.records.labels import REFERENCES, label
-from atoll.records.numbers import UNKNOWN, Numbers
-from atoll.records.progress import show_progress
 from atoll.records.runs import quietly
 from atoll.records.schema import Record
 from atoll.records.trust import remember
@@ -48,7 +49,6 @@ from atoll.report.table import megabytes, plain_table
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
-from atoll.runtime.participation import fingerprint
 
 if TYPE_CHECKING:
     from atoll.records.typed import GivenSettings

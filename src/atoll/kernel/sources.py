@@ -18,9 +18,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # What shows runs, and compares and checks them: it changes no number of a run.
-AROUND_RUNS = ("cli", "data/statistics", "experiments", "kernel/references", "report", "testing")
+AROUND_RUNS = ("cli", "data/statistics", "experiments", "report", "testing", "toolbox/references")
 # What calls training and is never called by it.
-AROUND_TRAINING = (*AROUND_RUNS, "federation", "metrics", "records", "runtime/participation", "runtime/selection")
+AROUND_TRAINING = (*AROUND_RUNS, "federation", "metrics", "records")
 TRAINING = (
     "data/augment", "kernel/batch", "kernel/cohort", "kernel/network", "kernel/params",
     "runtime/engines/local", "runtime/engines/scan", "runtime/engines/trainings",

@@ -21,8 +21,7 @@ from atoll.metrics.evaluation import (
 )
 from atoll.metrics.measures import OWN
 from atoll.metrics.newcomers import evaluate_newcomers
-from atoll.runtime.exchange import Notes
-from atoll.runtime.population import MANY_CLIENTS, Population
+from atoll.runtime.population import MANY_CLIENTS, Notes, Population
 
 
 def evaluate_round(

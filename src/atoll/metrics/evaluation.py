@@ -31,8 +31,7 @@ from atoll.metrics import fairness, significance
 from atoll.metrics.calibration import bins, ece
 from atoll.metrics.measures import OWN, Figure, Measure, Values, jackknife, measure_of, take_answers, take_figure
 from atoll.runtime.engines.plan import arithmetic
-from atoll.runtime.exchange import Notes
-from atoll.runtime.population import MANY_CLIENTS, Population
+from atoll.runtime.population import MANY_CLIENTS, Notes, Population
 
 LARGEST_BATCH = 32  # what a client lacks is filled up: with large batches that is most of it, where clients are unequal
 CENTRAL_BATCH = 2_000

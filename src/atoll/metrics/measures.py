@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.data.ranking import RANKINGS
 from atoll.kernel.errors import TaskError, unknown
 from atoll.kernel.network import Network
 from atoll.kernel.objective import PerSample, absolute_error, accuracy, cross_entropy, squared_error
-from atoll.kernel.ranking import RANKINGS
 from atoll.kernel.task import Facts
 
 Values = NDArray[np.float64]

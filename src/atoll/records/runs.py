@@ -47,8 +47,8 @@ from atoll.data.statistics import Statistics
 from atoll.kernel.errors import CheckpointError, DataError, RunError
 from atoll.kernel.params import Layout, Tree
 from atoll.metrics.evaluation import Arrays
+from atoll.protect.ledger import Entry
 from atoll.records.checkpoints import Checkpoint, Seal, Segment, is_whole, read_tensors, write_tensors
-from atoll.records.configuration import RunConfig
 from atoll.records.files import (
     changed_file_error,
     guarding,
@@ -62,8 +62,6 @@ from atoll.records.files import (
 )  # fmt: skip
 from atoll.records.logs import log_to
 from atoll.records.rounds import Round
-from atoll.records.trust import remember
-from atoll.runtime.channel.ledger import Entry
 from atoll.runtime.files import open_regular, require_no_link, write_whole
 
 __all__ = [
@@ -98,7 +96,7 @@ class Run:
     # -- opening ---------------------------------------------------------------------------------------------------
     @classmethod
     def create(cls, folder: Path | str, config: Mapping[str, Any]) -> Run:
-        """Make a new folder; refuse one that already holds a run. A file of the user's own is remembered as run."""
+        """Make a new folder; refuse one that already holds a run."""
         folder = Path(folder)
         if (folder / "config.json").exists():
             raise RunError(
@@ -113,15 +111,12 @@ class Run:
                     hint="put config.json back, remove the folder, or choose another one.",
                 )
         origin = {"versions": versions(), "machine": machine(), "command": command()}
-        written = RunConfig.of_json({**config, **origin})
-        if written.algorithm.file is not None:
-            remember(Path(written.algorithm.file))
         with writing(folder):
             require_no_link(folder / "checkpoints")
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             for stale in folder.glob(".config.json.*.tmp"):  # of a beginning that was killed
                 stale.unlink(missing_ok=True)
-            write_record(folder / "config.json", written)
+            write_record(folder / "config.json", {**config, **origin})
         return cls(folder)
 
     @classmethod
@@ -134,11 +129,6 @@ class Run:
                 hint="`atoll list runs` shows the runs there are.",
             )
         return cls(folder)
-
-    @property
-    def config(self) -> RunConfig:
-        """What was asked for."""
-        return read_record(self.folder / "config.json", RunConfig)
 
     @property
     def statistics(self) -> Statistics | None:
@@ -383,7 +373,8 @@ class Run:
 
     def _require_sealed(self, facts: Checkpoint) -> None:
         """Raise unless the files of the run are those that a checkpoint was written with."""
-        last = facts.round == self.config.settings.rounds  # after which no line can come
+        asked = read_record(self.folder / "config.json", dict[str, Any])["settings"]
+        last = facts.round == asked["rounds"]  # after which no line can come
         for name, seal in (facts.files or {}).items():
             if name not in (*WHOLE, *LINES):
                 raise changed_file_error(self._checkpoint(facts.round, "json"))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from atoll.records.results import Results
+    from atoll.federation.results import Results
 
 Scores = NDArray[np.float64]
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from atoll.federation.results import Results
     from atoll.kernel.clusters import Clusters
-    from atoll.records.results import Results
 
 Numbers = NDArray[np.int64]
 

@@ -24,7 +24,7 @@ from atoll.report.table import (
 )
 
 if TYPE_CHECKING:
-    from atoll.records.results import Results
+    from atoll.federation.results import Results
 
 
 def save(comparison: Results, folder: Path) -> dict[str, Path]:

@@ -27,7 +27,7 @@ from atoll.report.svg import join
 from atoll.report.view import View
 
 if TYPE_CHECKING:
-    from atoll.records.results import Results
+    from atoll.federation.results import Results
 
 SECTIONS: dict[str, Callable[[View], list[Part]]] = {
     "What each client gains": collect_gains,

@@ -9,7 +9,7 @@ from atoll.algorithms import file_of
 from atoll.kernel.wrapper import title_of
 
 if TYPE_CHECKING:
-    from atoll.records.results import Results
+    from atoll.federation.results import Results
 
 
 def name_methods(comparison: Results) -> dict[str, str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from atoll.records.numbers import UNKNOWN
+from atoll.federation.numbers import UNKNOWN
 from atoll.report.drawing import LETTER, WIDTH, find_ticks
 from atoll.report.figures import COLOURS, LONGEST
 from atoll.report.svg import element, join

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.privacy import LocalPrivacy
-from atoll.records.numbers import Numbers
+from atoll.federation.numbers import Numbers
+from atoll.protect.local_level import LocalPrivacy
 from atoll.report.names import join_words, name_methods
 from atoll.report.table import megabytes
 
 if TYPE_CHECKING:
-    from atoll.records.configuration import Settings
-    from atoll.records.report import Report
-    from atoll.records.results import Results
+    from atoll.federation.report import Report
+    from atoll.federation.results import Results
+    from atoll.federation.settings import Settings
 
 
 def write_protection(comparison: Results) -> list[str]:

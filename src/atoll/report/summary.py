@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.federation.numbers import Numbers
+from atoll.federation.results import SIGNIFICANT
 from atoll.metrics import significance
-from atoll.records.numbers import Numbers
-from atoll.records.results import SIGNIFICANT
 from atoll.report.clients import Scores
 from atoll.report.clusters import describe_clusters
 from atoll.report.names import join_words, name_methods
@@ -18,7 +18,7 @@ from atoll.report.protection import write_protection
 from atoll.report.table import count_range, megabytes
 
 if TYPE_CHECKING:
-    from atoll.records.results import Results
+    from atoll.federation.results import Results
 
 MOST_NAMED = 5  # clients in a sentence
 FEW_SEEDS = 5

@@ -13,12 +13,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from atoll.federation.numbers import UNKNOWN, Numbers, mean_text, run_cells
 from atoll.kernel.html import html_table
-from atoll.records.numbers import UNKNOWN, Numbers, mean_text, run_cells
 
 if TYPE_CHECKING:
-    from atoll.records.report import Report
-    from atoll.records.results import Results
+    from atoll.federation.report import Report
+    from atoll.federation.results import Results
 
 BEST = "*"
 SIGNIFICANT = "†"

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from atoll.records.numbers import Numbers
+from atoll.federation.numbers import Numbers
 from atoll.report.clients import Clients
 from atoll.report.drawing import Style
 from atoll.report.figures import assign_styles
 
 if TYPE_CHECKING:
-    from atoll.records.results import Results
+    from atoll.federation.results import Results
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.data.recipe import Recipe
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.kernel.errors import RunError
 from atoll.runtime.engines.figures import TORCH_FOLDER, Measured
 from atoll.runtime.engines.local import LocalEngine

@@ -40,12 +40,12 @@ from atoll.kernel.hyperparameters import hyperparameters
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import Answer
 from atoll.kernel.record import record
-from atoll.kernel.references import bibtex
 from atoll.kernel.task import Facts
 from atoll.kernel.wrapper import title_of
 from atoll.toolbox.client.labels import label_counts, require_classes
 from atoll.toolbox.client.private import release
 from atoll.toolbox.oneshot import count_labels, uploads
+from atoll.toolbox.references import bibtex
 
 # What a training may offer, and an answer or a piece may need.
 OUTPUTS = "models that answer by their own outputs"

@@ -13,9 +13,8 @@ from atoll.experiments.audit.canaries import Chirp, choose_guesses, count_right,
 from atoll.experiments.audit.measures import lower_bound
 from atoll.kernel.errors import PrivacyError
 from atoll.kernel.params import Stack
-from atoll.privacy.client_level import NoisySum
-from atoll.runtime.channel import Place, Sent
-from atoll.runtime.channel.stages import joint_norms
+from atoll.protect.client_level import NoisySum
+from atoll.protect.stages import Place, Sent, joint_norms
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from torch import nn
 
 from atoll import create, federate, tune
 from atoll.data.task import Task, Training
+from atoll.federation.report import Report
 from atoll.kernel.errors import EngineError
 from atoll.kernel.params import Params, Stack
-from atoll.records.report import Report
-from atoll.runtime.channel import Clip
+from atoll.protect.stages import Clip
 from atoll.runtime.engines.cluster.engine import ClusterEngine, WorkerLost
 from atoll.runtime.engines.cluster.inside import CrewInside
 from atoll.runtime.engines.cluster.messages import Outcome, pack

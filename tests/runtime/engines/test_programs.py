@@ -12,7 +12,7 @@ from atoll import Recipe
 from atoll.algorithms import list_methods
 from atoll.algorithms.ditto import Ditto
 from atoll.algorithms.fedavg import FedAvg
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.kernel.fingerprints import Unstable, fingerprint
 from atoll.kernel.network import Network
 from atoll.kernel.params import Params, Stack

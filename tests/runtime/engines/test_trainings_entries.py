@@ -9,7 +9,7 @@ import pytest
 import torch
 from runtime.engines.test_trainings import Sum, images, models, same
 
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.runtime.engines import trainings
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import Trainings, _Damaged, _read

@@ -27,12 +27,14 @@ from atoll.data.batches import Split, find_offsets
 from atoll.data.task import Task
 from atoll.experiments.audit.measures import LEVEL, lower_bound
 from atoll.experiments.audit.subject import Subject
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.kernel.errors import PrivacyError
 from atoll.kernel.params import Params, Stack
 from atoll.kernel.randomness import generator
-from atoll.privacy import ClientPrivacy, LocalPrivacy, parse_privacy
-from atoll.runtime.channel import Place, Sent, Stage
+from atoll.protect.client_level import ClientPrivacy
+from atoll.protect.local_level import LocalPrivacy
+from atoll.protect.stages import Place, Sent, Stage
+from atoll.protect.words import parse_privacy
 
 FEWEST = 10
 REHEARSALS = 20

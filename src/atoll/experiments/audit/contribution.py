@@ -27,14 +27,14 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.experiments.audit.subject import Subject, answer
-from atoll.federation import federate
+from atoll.federation.loop import federate
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Arrival
 from atoll.kernel.errors import PrivacyError, RunError, TaskError
 from atoll.kernel.params import Params
 from atoll.kernel.predictor import predictor_of
 from atoll.kernel.randomness import generator
 from atoll.records.audits import Contributed
-from atoll.records.report import Report
 
 Values = NDArray[np.float64]
 Utility = Callable[[tuple[int, ...]], float]  # of some of the players, in order

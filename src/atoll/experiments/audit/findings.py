@@ -20,9 +20,9 @@ from atoll.experiments.audit.page import render_page
 from atoll.experiments.audit.properties import Property, infer_properties
 from atoll.experiments.audit.sample_canaries import audit_samples, promises_samples, require_sample_promise
 from atoll.experiments.audit.subject import Models, Subject, describe_method
+from atoll.federation.report import Report
 from atoll.kernel.errors import AtollError, HyperparameterError, PrivacyError, RunError, first_line, unknown
 from atoll.records.files import write_record
-from atoll.records.report import Report
 
 ATTACKS = ("membership", "uploads", "inversion", "labels", "properties")
 OF_MESSAGES = {"inversion", "labels", "properties"}

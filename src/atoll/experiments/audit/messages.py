@@ -20,7 +20,7 @@ from atoll.kernel.params import Params
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Training
 from atoll.kernel.wrapper import core_of
-from atoll.runtime.channel import Channel
+from atoll.protect.channel import Channel
 from atoll.runtime.memory import open_memory
 from atoll.runtime.population import Population
 

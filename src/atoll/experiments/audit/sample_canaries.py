@@ -33,7 +33,8 @@ from atoll.experiments.audit.canaries import FEWEST, OneRun, choose_guesses, cou
 from atoll.experiments.audit.measures import lower_bound
 from atoll.experiments.audit.messages import require_single_replies
 from atoll.experiments.audit.subject import Subject
-from atoll.federation import federate
+from atoll.federation.loop import federate
+from atoll.federation.report import DELTA
 from atoll.kernel.algorithm import Arrival
 from atoll.kernel.batch import Batch
 from atoll.kernel.errors import PrivacyError
@@ -41,7 +42,6 @@ from atoll.kernel.network import Network, Variant
 from atoll.kernel.params import Params
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import values_of
-from atoll.records.report import DELTA
 
 BRIGHT = 0.1  # of the pixels of a canary
 RIDGE = 1e-3

@@ -18,7 +18,10 @@ from atoll.data.batches import Split, find_offsets
 from atoll.data.task import Task
 from atoll.experiments.audit.uploads import Uploads
 from atoll.export.deployed import deploy
-from atoll.federation import federate
+from atoll.federation.loop import federate
+from atoll.federation.models import find_client
+from atoll.federation.report import Live, Report
+from atoll.federation.settings import Settings
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.batch import HIDDEN, Batch
 from atoll.kernel.errors import RunError, TaskError
@@ -26,9 +29,6 @@ from atoll.kernel.network import Network, Variant
 from atoll.kernel.predictor import Predictor, predictor_of
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
-from atoll.records.configuration import Settings
-from atoll.records.models import find_client
-from atoll.records.report import Live, Report
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]

@@ -11,12 +11,12 @@ import numpy as np
 from atoll.data.statistics import Statistics
 from atoll.experiments.explain.study import Gain, Study, Values
 from atoll.experiments.explain.words import count_text, join_names, p_text, percent, rank_text
+from atoll.federation.labels import REFERENCES
+from atoll.federation.report import Report
+from atoll.federation.results import SIGNIFICANT
 from atoll.kernel.randomness import generator
 from atoll.metrics import significance
 from atoll.metrics.groups import terciles
-from atoll.records.labels import REFERENCES
-from atoll.records.report import Report
-from atoll.records.results import SIGNIFICANT
 
 SMALL, LARGE = 0, 2  # thirds of the clients
 FAR = 2  # times what chance alone gives

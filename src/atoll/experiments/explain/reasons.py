@@ -12,8 +12,8 @@ from atoll.algorithms import name_of
 from atoll.experiments.explain.client import LARGE, SMALL, Case
 from atoll.experiments.explain.study import Gain
 from atoll.experiments.explain.words import count_text, join_names, p_text, percent
+from atoll.federation.results import SIGNIFICANT
 from atoll.metrics import significance
-from atoll.records.results import SIGNIFICANT
 
 MOST_REASONS = 2
 FEWEST_SAMPLES = 10  # for a validation loss

@@ -17,12 +17,12 @@ from atoll.algorithms import name_of
 from atoll.data.statistics import Statistics
 from atoll.experiments.comparison import Comparison, read_runs
 from atoll.experiments.explain.words import count_text, join_names, p_text
+from atoll.federation.labels import REFERENCES
+from atoll.federation.numbers import Numbers
+from atoll.federation.report import Report, Select
+from atoll.federation.results import SIGNIFICANT
 from atoll.kernel.errors import RunError, UnknownName, unknown
 from atoll.metrics import significance
-from atoll.records.labels import REFERENCES
-from atoll.records.numbers import Numbers
-from atoll.records.report import Report, Select
-from atoll.records.results import SIGNIFICANT
 from atoll.runtime.population import MANY_CLIENTS
 
 Values = NDArray[np.float64]

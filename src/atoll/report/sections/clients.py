@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.federation.numbers import UNKNOWN
 from atoll.metrics import fairness
-from atoll.records.numbers import UNKNOWN
 from atoll.report import figures
 from atoll.report.bins import draw_bins
 from atoll.report.drawing import NARROW, WIDTH, find_ticks

@@ -17,7 +17,7 @@ from atoll.report.table import EPOCHS, epochs_cells, newcomers_cells, newcomers_
 from atoll.report.view import View
 
 if TYPE_CHECKING:
-    from atoll.records.report import Report
+    from atoll.federation.report import Report
 
 WIDE_SPREAD = 20  # between the least and the most megabytes: beyond, their axis is logarithmic
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from atoll.records.numbers import UNKNOWN
+from atoll.federation.numbers import UNKNOWN
 from atoll.report.parts import Block, Details, Part, Row, Sentences, Table
 from atoll.report.protection import attack_success, list_threats, write_protection
 

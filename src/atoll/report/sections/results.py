@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from atoll.federation.numbers import UNKNOWN, mean_text
 from atoll.metrics.fairness import DECILES
-from atoll.records.numbers import UNKNOWN, mean_text
 from atoll.report.parts import Cell, Details, Part, Row, Table
 from atoll.report.table import (
     HARM,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from atoll.federation.numbers import UNKNOWN
+from atoll.federation.results import SPLIT_WITHOUT_SHARES
 from atoll.kernel.wrapper import values_of
-from atoll.records.numbers import UNKNOWN
-from atoll.records.results import SPLIT_WITHOUT_SHARES
 from atoll.records.runs import machine, versions
 from atoll.report.parts import Details, Part, Row, Table, Text
 from atoll.report.table import megabytes

@@ -20,7 +20,7 @@ import numpy as np
 from atoll.algorithms.fedavg import FedAvg
 from atoll.data.recipe import Recipe
 from atoll.data.task import Task, Training
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.kernel.errors import RunError, unknown
 from atoll.records.rounds import Round
 from atoll.runtime.engines.local import LocalEngine

@@ -19,7 +19,7 @@ from atoll.algorithms.fedavg import FedAvg
 from atoll.data.datasets import Dataset, load
 from atoll.data.partition import Iid
 from atoll.data.task import Task, Training
-from atoll.federation import federate
+from atoll.federation.loop import federate
 from atoll.kernel.errors import DataError
 from atoll.kernel.network import Precision
 from atoll.kernel.randomness import default_generator

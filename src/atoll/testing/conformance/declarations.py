@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from atoll import compose
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm, WithEverybody, describe_values, hyperparameters
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.hyperparameters import Hyperparameter
 from atoll.kernel.params import Params
 from atoll.kernel.wrapper import title_of, with_values
-from atoll.records.report import Report
 from atoll.testing.conformance.errors import ConformanceError
 from atoll.testing.conformance.methods import list_asked, remember
 from atoll.testing.conformance.models import train_odd_model

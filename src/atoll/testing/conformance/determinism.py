@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.params import Tree
 from atoll.kernel.predictor import BESIDE
 from atoll.kernel.wrapper import title_of
-from atoll.records.report import Report
 from atoll.testing.conformance.errors import ConformanceError
 from atoll.testing.conformance.methods import remember
 from atoll.testing.conformance.playing import (

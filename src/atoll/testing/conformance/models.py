@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm
-from atoll.records.report import Report
 from atoll.testing.conformance.errors import ConformanceError
 from atoll.testing.conformance.methods import remember
 from atoll.testing.conformance.playing import gather_outcome, require_sound, train

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from atoll.data.task import Task
-from atoll.federation import federate
+from atoll.federation.loop import federate
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm, Deployed
 from atoll.kernel.batch import Batch
 from atoll.kernel.cohort import Cohort
@@ -19,7 +20,6 @@ from atoll.kernel.engine import Engine
 from atoll.kernel.job import EVERYTHING, AtTheEnd, Done, Job
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.predictor import BESIDE, Answer, answer_one_by_one, answer_samples, predictor_of
-from atoll.records.report import Report
 from atoll.runtime.engines.measuring import one_thread_each
 from atoll.runtime.memory import Memory, RamMemory
 from atoll.runtime.population import Population

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm, Arrival, Replies, Update
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.wrapper import Wrapper, title_of
-from atoll.records.report import Report
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance.engines import OwnMemory, population_of
 from atoll.testing.conformance.errors import ConformanceError, blame

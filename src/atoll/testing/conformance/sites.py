@@ -16,11 +16,11 @@ from atoll.deploy.site import BuildTask, Site
 from atoll.deploy.store import Store
 from atoll.deploy.tasks import task_elsewhere
 from atoll.deploy.terms import Place, write_terms
-from atoll.federation import federate
+from atoll.federation.loop import federate
+from atoll.federation.report import Report
 from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.errors import AtollError
 from atoll.kernel.params import Tree
-from atoll.records.report import Report
 from atoll.runtime.engines.measuring import one_thread_each
 from atoll.testing.conformance.engines import find_engine
 from atoll.testing.conformance.errors import ConformanceError

@@ -16,7 +16,7 @@ from atoll.kernel.cohort import Cohort
 from atoll.kernel.params import Tree, flatten, rows_of, stacked_leaves, unflatten
 from atoll.kernel.randomness import generator
 from atoll.kernel.wrapper import title_of
-from atoll.runtime.channel import Channel
+from atoll.protect.channel import Channel
 from atoll.runtime.engines.scan import Scanner, Tally
 from atoll.runtime.workbench import Workbench
 from atoll.testing.conformance.engines import hold_population, population_of, put_on_device, with_task

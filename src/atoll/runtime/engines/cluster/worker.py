@@ -38,9 +38,8 @@ from atoll.runtime.engines.cluster.messages import (
 from atoll.runtime.engines.cluster.shards import ShardTask
 from atoll.runtime.engines.local import LocalEngine
 from atoll.runtime.engines.trainings import TRAINED, Trainings
-from atoll.runtime.exchange import keep_at_clients, reduce_to_numbers
 from atoll.runtime.memory import DiskMemory, RamMemory
-from atoll.runtime.population import Population
+from atoll.runtime.population import Population, keep_at_clients, reduce_to_numbers
 
 log = logging.getLogger("atoll.engine")
 
