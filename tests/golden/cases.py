@@ -55,9 +55,11 @@ def play(case: Case) -> Report:
         if case.how == "in a folder":
             return run(folder=folder)
         stop = threading.Event()
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             run(folder=folder, stop=stop, on_round=lambda line: stop.set())
-        return run(folder=folder, resume=True)
+        except KeyboardInterrupt:
+            return run(folder=folder, resume=True)
+        raise AssertionError("a run that is resumed must have stopped")
 
 
 @contextlib.contextmanager
