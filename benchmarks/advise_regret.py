@@ -64,9 +64,6 @@ from `docs/results/advise.json` ({machine}, commit {commit}). In every federatio
 **Regret** is how many points of mean test accuracy the best of all these arms has more than what was advised. The best
 arm is chosen on the very scores that are shown, so it looks better than it is, and every regret is a little too high.
 
-**An older cut.** Clients' samples were cut class by class when this was measured, which flatters personal models of
-small clients and training alone ([how samples are cut](cuts.md)); it was not measured again yet.
-
 **A caution.** A first measurement on ten of these federations had a mean regret of 6.1 and a worst one of 24.2, mostly
 because FedRep was not among the methods that are raced. It is raced since, so these tasks have shaped the rules: regret
 on federations of another kind may be larger.
