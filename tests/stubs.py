@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from atoll import Settings, algorithms
+from atoll import Settings, Training, algorithms
 from atoll.algorithms import list_methods
 from atoll.data import own
 from atoll.kernel.algorithm import Algorithm
 from atoll.toolbox.pairs import Pair
 
 ROOT = Path(__file__).parents[1]
-HEAD = "`python tests/stubs.py` writes this file: do not edit it."
+HEAD = "Written by `python tests/stubs.py`; do not edit."
 
 
 class Spelling:
@@ -57,7 +57,7 @@ class Spelling:
     def write(self, title: str, exports: Iterable[str], classes: Iterable[str]) -> str:
         """Return a whole stub, as the formatter leaves it."""
         imports = [f"from {module} import {name}" for module, name in sorted(self.imports)]
-        text = "\n".join([f'"""{title} {HEAD}"""\n', *imports, "", *exports, "", *classes])
+        text = "\n".join([f'"""{title}\n\n{HEAD}\n"""\n', *imports, "", *exports, "", *classes])
         for command in (["check", "--select=I", "--fix"], ["format"]):
             ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename=src/typed.pyi", "-"]
             text = subprocess.run(ruff, input=text, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -89,27 +89,35 @@ def declare_pair(pair: type[Pair], spelling: Spelling) -> str:
     return "\n".join([head, *own])
 
 
-def write_keywords(name: str, title: str, hints: Mapping[str, typing.Any]) -> str:
-    """Return the stub of a dictionary of keywords."""
+def write_keywords(title: str, **keywords: Mapping[str, typing.Any]) -> str:
+    """Return the stub of dictionaries of keywords."""
     spelling = Spelling()
-    own = [f"    {key}: {spelling.spell(hint)}" for key, hint in hints.items()]
     spelling.imports.add(("typing", "TypedDict"))
-    return spelling.write(title, [], ["\n".join([f"class {name}(TypedDict, total=False):", *own])])
+    classes = []
+    for name, hints in keywords.items():
+        own = [f"    {key}: {spelling.spell(hint)}" for key, hint in hints.items()]
+        classes.append("\n".join([f"class {name}(TypedDict, total=False):", *own]))
+    return spelling.write(title, [], classes)
+
+
+def fields_of(kind: type[typing.Any]) -> dict[str, typing.Any]:
+    """Return the fields of a dataclass with their types."""
+    hints = typing.get_type_hints(kind)
+    return {one.name: hints[one.name] for one in fields(kind)}
 
 
 def write_settings() -> str:
     """Return the stub of settings that are given as keywords."""
-    hints = typing.get_type_hints(Settings)
-    given = {one.name: hints[one.name] for one in fields(Settings)}
-    return write_keywords("GivenSettings", "Settings as keywords, such as `rounds=50`.", given)
+    return write_keywords("Settings as keywords, such as `rounds=50`.", GivenSettings=fields_of(Settings))
 
 
 def write_reading() -> str:
-    """Return the stub of the arguments of `Task.own` that say how data are read."""
+    """Return the stub of the arguments of `Task.own` that say how data are read, and of those of a training."""
     hints = typing.get_type_hints(own.read)
     keywords = [one.name for one in inspect.signature(own.read).parameters.values() if one.kind is one.KEYWORD_ONLY]
     given = {name: hints[name] for name in keywords if name != "min_samples"}  # which `Task.own` takes itself
-    return write_keywords("GivenReading", "How own data are read, such as `target='readmitted'`.", given)
+    title = "How own data are read, such as `target='readmitted'`, and clients train, such as `lr=0.1`."
+    return write_keywords(title, GivenReading=given, GivenTraining=fields_of(Training))
 
 
 STUBS: dict[Path, Callable[[], str]] = {

@@ -45,6 +45,7 @@ WRONG = {  # what users write, and what a type checker answers
     'advise(task, metrics="f1")': 'for "advise"; did you mean "metric"?',
     "Settings(round=3)": 'for "Settings"; did you mean "rounds"?',
     'Task.own({}, clients="hospital")': 'for "own" of "Task"; did you mean "client"?',
+    "task.with_training(learning_rate=0.1)": 'keyword argument "learning_rate" for "with_training"',
     "report.score()": '"Report" has no attribute "score"; maybe "scored" or "scores"?',
     'report.summary()["macro"].mean()': '"float" has no attribute "mean"',
     'report.megabytes("sent")': "expected \"Literal['down', 'up']\"",

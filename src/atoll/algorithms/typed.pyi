@@ -1,4 +1,7 @@
-"""Every method by its class. `python tests/stubs.py` writes this file: do not edit it."""
+"""Every method by its class.
+
+Written by `python tests/stubs.py`; do not edit.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -55,7 +55,7 @@ from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts, Training
 
 if TYPE_CHECKING:
-    from atoll.data.typed import GivenReading
+    from atoll.data.typed import GivenReading, GivenTraining
 
 __all__ = ["Model", "Task", "Training"]
 
@@ -227,7 +227,7 @@ class Task:
         return replace(self, x=seen.x, y=seen.y, splits=splits, network=seen.network, networks=seen.networks)
 
     @repeat_after_cut
-    def with_training(self, **changes: Any) -> Task:
+    def with_training(self, **changes: Unpack[GivenTraining]) -> Task:
         """Return the same task whose clients take their steps differently: `task.with_training(lr=0.05)`."""
         unseen = None if self.unseen is None else self.unseen.with_training(**changes)
         return replace(self, training=replace(self.training, **changes), unseen=unseen)

@@ -1,4 +1,7 @@
-"""How own data are read, such as `target='readmitted'`. `python tests/stubs.py` writes this file: do not edit it."""
+"""How own data are read, such as `target='readmitted'`, and clients train, such as `lr=0.1`.
+
+Written by `python tests/stubs.py`; do not edit.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
@@ -24,3 +27,11 @@ class GivenReading(TypedDict, total=False):
     loss: Callable[[Tensor, Tensor], Tensor] | None
     schema: Schema | None
     name: str | None
+
+class GivenTraining(TypedDict, total=False):
+    lr: float
+    batch_size: int
+    momentum: float
+    weight_decay: float
+    clip: float | None
+    lr_decay: float

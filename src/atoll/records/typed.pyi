@@ -1,4 +1,7 @@
-"""Settings as keywords, such as `rounds=50`. `python tests/stubs.py` writes this file: do not edit it."""
+"""Settings as keywords, such as `rounds=50`.
+
+Written by `python tests/stubs.py`; do not edit.
+"""
 
 from typing import TypedDict
 
