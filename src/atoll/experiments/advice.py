@@ -44,7 +44,7 @@ from atoll.records.files import write_json, writing
 from atoll.report.table import count_range, megabytes
 
 if TYPE_CHECKING:
-    from atoll.records.typed import GivenSettings
+    from atoll.federation.typed import GivenSettings
 
 FEW_CLIENTS = 10  # below which a warning is given
 LEAST_KEPT = 3  # methods that go on after the middle rung, beside Local and FedAvg

@@ -47,7 +47,7 @@ from atoll.runtime.interruptions import interruptions
 from atoll.runtime.population import MANY_CLIENTS
 
 if TYPE_CHECKING:
-    from atoll.records.typed import GivenSettings
+    from atoll.federation.typed import GivenSettings
 
 log = logging.getLogger("atoll.experiments.comparison")
 

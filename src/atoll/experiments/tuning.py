@@ -51,7 +51,7 @@ from atoll.runtime.files import alone_in
 from atoll.runtime.interruptions import interruptions
 
 if TYPE_CHECKING:
-    from atoll.records.typed import GivenSettings
+    from atoll.federation.typed import GivenSettings
 
 log = logging.getLogger("atoll.experiments.tuning")
 

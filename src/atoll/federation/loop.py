@@ -45,7 +45,7 @@ from atoll.runtime.engines import LocalEngine
 from atoll.runtime.engines.trainings import OnEpoch
 
 if TYPE_CHECKING:
-    from atoll.records.typed import GivenSettings
+    from atoll.federation.typed import GivenSettings
 
 log = logging.getLogger("atoll.federation")
 
