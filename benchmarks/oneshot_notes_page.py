@@ -263,9 +263,10 @@ class Page:
         """Write how much the statistics of the test batch give."""
         rows = []
         for alpha in ALPHAS:
-            for arm in ("V4", "V5"):
-                if released := self.get(arm, alpha):
-                    others = [self.get(arm, alpha, name=name) for name in ("inductive", "running")]
+            for arm in ("V4", "V5", "V6"):
+                total = last_epoch(self.records, arm, alpha)
+                if total and (released := self.get(arm, alpha, total, total=total)):
+                    others = [self.get(arm, alpha, total, total=total, name=name) for name in ("inductive", "running")]
                     rows.append([f"{alpha:g}", arm, mean_of(released), *map(mean_of, others)])
         names = ("skew", "arm", "released", "inductive", "running")
         return table([self.word(name) for name in names], rows) if rows else self.nothing()

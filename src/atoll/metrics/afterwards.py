@@ -84,7 +84,7 @@ def evaluate_round(
         bench = engine.bench(population, round)
         how: dict[str, Any] = {"exact": algorithm.solved, "metric": metric}
         found["central"] = evaluate_central(bench, task.central, shared, **how)
-        if INDUCTIVE in splits_scored(algorithm, task):
+        if last and INDUCTIVE in splits_scored(algorithm, task):
             alone = evaluate_central(bench, task.central, shared, **how, alone=True)
             found["central"] |= {INDUCTIVE: alone["score"]}
         if last:
