@@ -324,14 +324,23 @@ class Page:
         return self._row(claim, together(verdicts), found, power or "–")
 
     def harm(self) -> list[list[str]]:
-        """The bank harms: one row for each skew, since it may at one and not at another."""
-        return [
+        """The bank harms: a row for each skew, since it may at one and not at another, and one by running statistics."""
+        rows = [
             self._several(
                 self.say(f"The bank harms (V5 < V4) at {alpha:g}", f"特征库有害（V5 < V4），{alpha:g}"),
                 -1, lambda at: self.gap("V5", "V4", at), (alpha,),
             )
             for alpha in ALPHAS
         ]  # fmt: skip
+        alone = self.say(
+            "The bank harms at 0.05 where no test image sees another (running statistics)",
+            "测试图片互不影响时（滑动统计量），特征库在 0.05 有害",
+        )
+        running = self._several(
+            alone, -1, lambda at: Difference.of(*(self.get(arm, at, name="running") for arm in ("V5", "V4"))),
+            ALPHAS[-1:],
+        )  # fmt: skip
+        return [*rows, running]
 
     def as_much(self) -> list[str]:
         """The bank harms by as much as the notes say."""
