@@ -1,4 +1,4 @@
-"""Write docs/guides/what-leaves.md: what leaves a client and what reaches it, per method, as the ledger has it.
+"""Write the last table of docs/guides/sites.md: what leaves a client and what reaches it, per method, as the ledger has it.
 
     python benchmarks/leaving_page.py
 
@@ -23,9 +23,9 @@ from atoll.runtime.serialise import size_of
 from atoll.testing.conformance.methods import shorten
 from atoll.testing.conformance.tasks import build_task
 
-PAGE = Path(__file__).parents[1] / "docs" / "guides" / "what-leaves.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "sites.md"
 MODEL = "mlp:16"
-TABLE = "| method |"  # where the table begins; what stands before it is written by hand
+TABLE = "| methods | leaves"  # where the table begins; what stands before it is written by hand
 
 
 def play(name: str) -> Report:
@@ -39,7 +39,7 @@ def play(name: str) -> Report:
 
 
 def describe(name: str) -> str:
-    """Return the row of a method."""
+    """Return the cells of a method's row."""
     report = play(name)
     last = len(report.history) - 1
     parts: dict[str, dict[str, int]] = defaultdict(dict)
@@ -55,7 +55,7 @@ def describe(name: str) -> str:
     ]
     sent = report.algorithm.state_for(report.server, np.array([0]))
     state = "–" if sent is None else f"{size_of(sent):,}"
-    return f"| `{name}` | {' | '.join(cells)} | {state} | {', '.join(remarks(report)) or '–'} |"
+    return f"{' | '.join(cells)} | {state} | {', '.join(remarks(report)) or '–'} |"
 
 
 def remarks(report: Report) -> Iterator[str]:
@@ -73,10 +73,11 @@ def remarks(report: Report) -> Iterator[str]:
 
 def main() -> None:
     logging.getLogger("atoll").setLevel(logging.ERROR)
-    rows = []
+    methods: dict[str, list[str]] = defaultdict(list)  # by what leaves
     for name in list_methods():
-        rows.append(describe(name))
-        print(rows[-1], flush=True)
+        methods[describe(name)].append(f"`{name}`")
+        print(name, flush=True)
+    rows = [f"| {', '.join(names)} | {cells}" for cells, names in methods.items()]
     text = PAGE.read_text()
     start = text.index("|---", text.index(TABLE))
     start = text.index("\n", start) + 1

@@ -18,7 +18,6 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -75,6 +74,9 @@ FURTHER = (  # values other than the defaults: those that pages speak of, and wh
     "fafi:profile=faithful", "fafi-plus:own=0.5",
     "abhs:theta=2", "abhs:student_epochs=0", "abhs-local:theta=2",
 )  # fmt: skip
+
+
+BEGIN, END = "<!-- facts: python benchmarks/methods_table.py --page -->", "<!-- /facts -->"
 
 
 class Group(NamedTuple):
@@ -143,7 +145,9 @@ def run_missing(again: str | None) -> None:
             }
             cells["about"] = {"torch": torch.__version__, "machine": f"{platform.machine()}, one core"}
             CELLS.write_text(write_cells(cells))
-            print(group.key(name, seed), f"{100 * scores.mean():.1f}", cells[group.key(name, seed)]["cpu_s"], flush=True)
+            print(
+                group.key(name, seed), f"{100 * scores.mean():.1f}", cells[group.key(name, seed)]["cpu_s"], flush=True
+            )
 
 
 def write_cells(cells: dict[str, Any]) -> str:
@@ -163,13 +167,195 @@ def commit() -> str:
     return found.stdout.strip()
 
 
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A method's line: means over seeds with half their 95 % intervals, in percentage points."""
+
+    mean: str
+    worst: str
+    gains: tuple[str, str]  # over Local and FedAvg
+    harmed: str
+    down: int
+    up: int
+
+
+def write_rows(cells: dict[str, Any], group: Group) -> dict[str, Row]:
+    """Return the rows of a table."""
+
+    def scores(name: str) -> list[np.ndarray]:
+        return [np.array(one["right"]) / np.array(one["samples"]) for one in of_seeds(name)]
+
+    def of_seeds(name: str) -> list[dict[str, Any]]:
+        return [cells[group.key(name, seed)] for seed in SEEDS]
+
+    def gain(name: str, reference: str) -> str:
+        if name == reference:
+            return "–"
+        pairs = zip(scores(name), scores(reference), strict=True)
+        return write_mean([float((ours - theirs).mean()) for ours, theirs in pairs], "+")
+
+    local = scores(group.references[0])
+    found = {}
+    for name in list_group(group):
+        ours, first = scores(name), of_seeds(name)[0]
+        harmed = [
+            is_harmed(mine - alone, standard_error(mine * (1 - mine), alone * (1 - alone), one["samples"])).sum()
+            for mine, alone, one in zip(ours, local, of_seeds(name), strict=True)
+        ]
+        found[name] = Row(
+            mean=write_mean([float(one.mean()) for one in ours]),
+            worst=f"{100 * mean(one.min() for one in ours):.1f}",
+            gains=(gain(name, group.references[0]), gain(name, group.references[1])),
+            harmed="–" if name == group.references[0] else f"{mean(map(float, harmed)):.1f}",
+            down=first["down"],
+            up=first["up"],
+        )
+    return found
+
+
+def write_mean(values: list[float], sign: str = "") -> str:
+    """Write a mean over seeds with half its 95 % interval, in %."""
+    return f"{100 * mean(values):{sign}.1f} ± {100 * (interval(values) or 0):.1f}"
+
+
+def write_table(cells: dict[str, Any]) -> str:
+    """Return the page of results."""
+    commits = sorted({cell["commit"] for key, cell in cells.items() if key != "about"})
+    seconds = sum(cell["cpu_s"] for key, cell in cells.items() if key != "about")
+    parts = [
+        "# Every method on one task\n",
+        "<!-- Written by benchmarks/methods_table.py; do not edit. -->\n",
+        "```\npython benchmarks/methods_table.py && python benchmarks/methods_table.py --page\n```\n",
+        "Digits, 20 clients by Dirichlet 0.3 with about 54 training, 13 validation and 22 test samples each, "
+        "[cut at random](cuts.md); the MLP 64-128-128-10, step size 0.1, batch 10, "
+        f"**default hyperparameters**, seeds {', '.join(map(str, SEEDS))}, each with a partition of its own. Nothing is "
+        "tuned or selected: this table shows what methods do as they come, and where a default does not suit so small "
+        "a task. It is no ranking.\n",
+        "*Mean* and *worst* are accuracy in % on clients' own test samples, of what each would deploy after the last "
+        "round; ± is half the 95 % t-interval over three seeds, for gains of the paired differences. *Harmed*: "
+        "clients worse off than alone by more than one standard error. *Bytes* per client and round, from the ledger.\n",
+        f"One-shot methods are compared with `{ALONE[0]}` and `{ALONE[1]}` in one round, which train as long. Tasks "
+        "with public samples have 10 % of all samples less for clients, and references of their own. `fedbn` and "
+        "`mtfl` keep batch normalisation private, which this network lacks, so they would be FedAvg. Recommenders have "
+        "[their own page](recommend.md). Rows with values in their names are other settings, or what a default was "
+        "before.\n",
+        f"{cells['about']['machine']}, torch {cells['about']['torch']}, commit {', '.join(commits)}; "
+        f"{seconds / 60:.0f} minutes of CPU time in all.\n",
+    ]
+    for group in GROUPS:
+        local, fedavg = group.references
+        parts += [
+            f"## {group.title}\n",
+            f"| method | mean | worst | gain over {local} | gain over {fedavg} | harmed of 20 | down | up |",
+            "|---|---|---|---|---|---|--:|--:|",
+        ]
+        for name, row in write_rows(cells, group).items():
+            page = name.partition(":")[0]
+            link = f"[{name}](../algorithms/{page}.md)" if name == page else f"`{name}`"
+            parts.append(
+                f"| {link} | {row.mean} | {row.worst} | {' | '.join(row.gains)} | {row.harmed} | {row.down:,} | {row.up:,} |"
+            )
+        parts.append("")
+    return "\n".join(parts)
+
+
+def write_facts(name: str, rows: dict[str, tuple[Group, Row]], items: dict[str, Any]) -> str:
+    """Return what a method's page says of it that is made from code and cells."""
+    method = list_methods()[name]
+    meanings = field_comments(method())
+    lines = [
+        BEGIN,
+        "| hyperparameter | range | default | meaning |",
+        "|---|---|---|---|",
+        *(
+            f"| `{one.name}` | {one.expected} | {one.default} | {meanings[one.name]} |"
+            for one in hyperparameters(method)
+        ),
+        "",
+        f"- **Leaves a client**: {describe_sent(method())}{describe_traffic(rows.get(name))}",
+        *(f"- **Limit**: {limit}" for limit in describe_limits(method)),
+        f"- **Measured**: {describe_result(name, rows.get(name), items)}",
+        END,
+    ]
+    return "\n".join(lines if hyperparameters(method) else [BEGIN, *lines[4:]])
+
+
+def describe_sent(method: Algorithm) -> str:
+    """Say what leaves a client, and whether the server reads it one by one."""
+    sent = ", ".join(f"`{field}` ({kind})" for field, kind in method.sends.items())
+    if not sent:
+        return "nothing."
+    how = "The server needs sums over clients only." if method.sums_suffice else "The server reads single replies."
+    return f"{sent}. {how}"
+
+
+def describe_traffic(found: tuple[Group, Row] | None) -> str:
+    """Say how many bytes travel."""
+    if found is None or not found[1].down + found[1].up:
+        return ""
+    once = "" if found[0].one_shot else " and round"
+    return f" {found[1].down:,} bytes down and {found[1].up:,} up per client{once} with the digits MLP."
+
+
+def describe_limits(method: type[Algorithm]) -> list[str]:
+    """Say with which values it is another method."""
+    return [
+        ", ".join(
+            f"`{field}={value:g}`" if isinstance(value, float) else f"`{field}={value}`"
+            for field, value in values.items()
+        )
+        + f" is [{other}]({other}.md), bit for bit"
+        + (", with all clients in every round." if isinstance(values, WithEverybody) else ".")
+        for other, values in method.limits.items()
+    ]
+
+
+def describe_result(name: str, found: tuple[Group, Row] | None, items: dict[str, Any]) -> str:
+    """Say what it reaches, in a sentence with a link to the table."""
+    if list_methods()[name].items_by:
+        hits = [
+            f"{mean(items[f'{name} {data} {seed}']['hr@10'] for seed in SEEDS):.1f} % on {title}"
+            for data, title in (("movietweetings-5core", "MovieTweetings"), ("movielens-100k", "MovieLens"))
+        ]
+        return f"HR@10 among all items {' and '.join(hits)}: [all recommenders](../results/recommend.md)."
+    if found is None:
+        return "not in [the table](../results/methods.md), whose network has no batch normalisation."
+    group, row = found
+    gains = [
+        f"{gain} over `{reference}`" for gain, reference in zip(row.gains, group.references, strict=True) if gain != "–"
+    ]
+    harmed = [] if row.harmed == "–" else [f"{row.harmed} of 20 clients harmed"]
+    return (
+        f"{'; '.join([f'{row.mean} % on digits, worst client {row.worst}', *gains, *harmed])} "
+        f"([all methods](../results/methods.md#{re.sub('[^a-z0-9 ]', '', group.title.lower()).replace(' ', '-')}))."
+    )
+
+
+def write_pages() -> dict[Path, str]:
+    """Return the text of every page that has something of the cells."""
+    cells, items = json.loads(CELLS.read_text()), json.loads(ITEMS.read_text())
+    rows = {name: (group, row) for group in reversed(GROUPS) for name, row in write_rows(cells, group).items()}
+    pages = {CELLS.with_suffix(".md"): write_table(cells)}
+    for name in list_methods():
+        path = DOCS / "algorithms" / f"{name}.md"
+        before, _, rest = path.read_text().partition(BEGIN)
+        pages[path] = before + write_facts(name, rows, items) + rest.partition(END)[2]
+    return pages
+
+
 def main() -> None:
     """Run the cells that are missing, or write the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", help="regular expression")
     parser.add_argument("--page", action="store_true")
     given = parser.parse_args()
-    run_missing(given.again)
+    if given.page:
+        for path, text in write_pages().items():
+            path.write_text(text)
+    else:
+        run_missing(given.again)
 
 
 if __name__ == "__main__":

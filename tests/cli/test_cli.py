@@ -342,7 +342,7 @@ def test_new_writes_a_method_that_passes_its_checks():
 def test_a_pair_is_shown_with_both_halves_and_what_its_fields_mean():
     shown = atoll("show", "fafi+queue/margins").stdout
     assert "Cross-entropy" not in shown
-    for part in ("FAFI's clients", "A queue:", "Margins:", "rho: what is left", "s: a margin of 1 as logits"):
+    for part in ("FAFI's clients", "A queue:", "Margins:", "rho: the share", "s: the logit of a margin of 1"):
         assert part in shown, part
     assert all(key in shown for key in ("zeng2025does", "guha2019one"))
     assert "clients must train prototypes" in atoll("check", "ce/features").output

@@ -60,11 +60,11 @@ class ABHS(Splitting):
     """Adaptive base-head splitting: one light exchange finds out how deep the common base reaches."""
 
     base: Literal["public", "initial"] = "public"  # trained on public samples, or the initial model as it is
-    base_epochs: Epochs = 20  # of the server on public samples
+    base_epochs: Epochs = 20  # epochs of the server on public samples, with their labels
     rule: Literal["similarity", "variance"] = "similarity"  # which blocks are shared
-    theta: NonNegative = 0.6  # the least similarity of blocks that are shared; above 1, none is
+    theta: NonNegative = 0.6  # θ: the least similarity of blocks that are shared; above 1, none is
     weight: Share = 0.5  # w: of what the head says, beside labels; blocks below it have more
-    hold: NonNegative = 0.3  # pull of what shared blocks say to what the base says, while clients train
+    hold: NonNegative = 0.3  # pull of what shared blocks say to what w_0 says, while clients train
     student_epochs: Epochs = 20  # of the server on public samples, to teach shared blocks; 0: they are averages
     scope: Literal["client", "all"] = "client"  # every client has its own split, or all have the same
 

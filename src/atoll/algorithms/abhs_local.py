@@ -41,7 +41,7 @@ class ABHSLocal(Splitting):
     """Adaptive base-head splitting without an exchange: the base is averaged as far as it is still the same."""
 
     theta: NonNegative = 0.9  # θ: how even classes must be; above 1, no block is shared
-    theta_c: Share = 0.5  # the least alignment between clients of blocks that are averaged
+    theta_c: Share = 0.5  # θ_c: the least alignment between clients of blocks that are averaged
     probes: Literal["noise", "public"] = "noise"  # what clients' blocks are compared on
 
     reads_validation: ClassVar[bool] = True  # how often a client is right there is its reliability

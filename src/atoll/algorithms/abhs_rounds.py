@@ -59,7 +59,7 @@ class State:
 class ABHSRounds(Algorithm):
     """Shared blocks under a client's own, as many as it is alike to others."""
 
-    theta: NonNegative = 0.6  # the least similarity of blocks that are shared; above 1, none is
+    theta: NonNegative = 0.6  # θ: the least similarity of blocks that are shared; above 1, none is
     weight: Share = 0.5  # w: of what the head says, beside labels; blocks below it have more
     epochs: Epochs = 1  # E: local epochs per round, on all blocks together
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all

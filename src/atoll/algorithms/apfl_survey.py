@@ -39,7 +39,7 @@ class Given:
 class APFLSurvey(Algorithm):
     """A personal model, mixed with the shared one in every step."""
 
-    alpha: Share = 0.5  # α: share of w_k in every step of v_k, if it is not adaptive or there are no validation data
+    alpha: Share = 0.5  # α: share of w_k in every step of v_k, if it is fixed or a client has no validation data
     adaptive: bool = True  # whether clients choose α on validation data; False: it is `alpha`
     epochs: Epochs = 1  # E: local epochs per round, on both models together
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all

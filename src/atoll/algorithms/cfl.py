@@ -57,8 +57,8 @@ class State:
 class CFL(Algorithm):
     """A tree of clusters that grows by splits; every client has the model of its leaf."""
 
-    eps1: NonNegative = 0.4  # ε₁: a cluster is at rest when its mean update is shorter than this
-    eps2: NonNegative = 1.6  # ε₂: and its clients are not when the longest update is longer than this
+    eps1: NonNegative = 0.4  # ε₁: a cluster has converged when its mean update is shorter than this
+    eps2: NonNegative = 1.6  # ε₂: and its clients have not when the longest update is longer than this
     rounds_before: Rounds = 20  # rounds before the first split
     linkage: Literal["complete", "single"] = "complete"  # how a cluster is split: as in the authors' code, or paper
     epochs: Epochs = 1  # local epochs per round

@@ -56,8 +56,8 @@ class FAFIPlus(
     """FAFI and everything that can be added to it."""
 
     pool: Pool = "none"  # what is sent of public samples
-    masked: bool = True  # a pool's items of the anchor's class are left out, and are not negatives
-    mass: NonNegative = 1.0  # queue and pool each weigh as much as so many batches; 0: as much as they have items
+    masked: bool = True  # whether a pool's items of the anchor's class are left out instead of being negatives
+    mass: NonNegative = 1.0  # the weight of queue and of pool, in batches; 0: as much as they have items
     stages: Stages = "never"  # contrast alone once, in the first epochs, then no pool; recurring: in every fifth epoch
     queue: Natural = 0  # places for earlier features, at most a quarter of the client's samples; 0: no queue
     anchors: Anchors = "none"  # directions of classes that everybody has

@@ -71,11 +71,11 @@ class FedALA(Algorithm):
     """Clients aggregate the shared model and their own by learned weights."""
 
     layers: Annotated[Part, among("last:1", "last:2", "all")] = "last:1"  # those with weights W_k, from the top
-    weights_lr: Annotated[NonNegative, Search(0.1, 10, log=True)] = 1.0  # eta_w: step size on W_k
-    initial_weight: Share = 1.0  # W_k before it is learned: 1 is the shared model, 0 the own one
-    share: Share = 0.8  # s: share of the training samples that W_k is learned on, drawn anew in each round
+    weights_lr: Annotated[NonNegative, Search(0.1, 10, log=True)] = 1.0  # η_w: step size on W_k
+    initial_weight: Share = 1.0  # W_k before it is learned: 1 is the shared model, 0 the client's own
+    share: Share = 0.8  # s: share of the training samples that W_k is learned on, redrawn in each round
     threshold: NonNegative = 0.1  # W_k has settled when the last 10 epochs' losses have a smaller standard deviation
-    first_epochs: Steps = 50  # epochs on W_k at most, the first time
+    first_epochs: Steps = 50  # largest number of epochs on W_k, the first time
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 

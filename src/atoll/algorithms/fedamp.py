@@ -63,7 +63,7 @@ class FedAMP(Algorithm):
     lam: Annotated[NonNegative, Search(0.01, 10, log=True)] = 1.0  # λ: pull towards similar clients; a client feels λ/α
     alpha: Positive = 1.0  # α: how far messages move a model; amp lowers it for ξ where ξ_ii would be negative
     sigma: Positive | Literal["median"] = "median"  # σ of amp; "median": that of all squared distances of the round
-    sharpness: NonNegative = 25.0  # σ of heur: 0 attends to all others alike
+    sharpness: NonNegative = 25.0  # σ of heur: 0 attends to all others equally
     self_weight: Share = 0.1  # ξ_ii of heur
     begin: Literal["own", "received"] = "own"  # where local training begins: at w_i or at u_i
     epochs: Epochs = 1  # E: local epochs per round

@@ -24,7 +24,7 @@ class FedAvgFT(Algorithm):
 
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
-    tune: Annotated[Literal["all", "head", "norm"], among("all", "head")] = "all"  # what is tuned
+    tune: Annotated[Literal["all", "head", "norm"], among("all", "head")] = "all"  # which leaves are fine-tuned
     tune_epochs: Annotated[Epochs, among(1, 2, 5, 10, 20)] = 5  # E_ft: epochs of fine-tuning
 
     limits: ClassVar[Limits] = {"fedavg": {"tune_epochs": 0}}

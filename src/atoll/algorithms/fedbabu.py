@@ -24,7 +24,7 @@ from atoll.toolbox.client.sharing import say_what_is_shared
 class FedBABU(Algorithm):
     """A body trained under a frozen head, then fine-tuned by each client."""
 
-    frozen: Part = "head"  # the leaves that stay as they were initialised until a client tunes them
+    frozen: Part = "head"  # the leaves that keep their initial values until a client tunes them
     epochs: Epochs = 1  # E: local epochs per round, on the body
     tune: Annotated[Part, among("all", "head")] = "all"  # which leaves are fine-tuned
     tune_epochs: Annotated[Epochs, among(1, 2, 5, 10, 20)] = 5  # E_ft: epochs of fine-tuning

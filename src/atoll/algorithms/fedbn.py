@@ -25,7 +25,7 @@ class FedBN(Algorithm):
     """Shared layers between batch normalisation of one's own."""
 
     private: Literal["batchnorm", "norm"] = "batchnorm"  # batch norm only, or layers of every kind of normalisation
-    epochs: Epochs = 1  # E: local epochs per round, on everything together
+    epochs: Epochs = 1  # E: local epochs per round, on body and head together
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
     cites: ClassVar[str] = "li2021fedbn"

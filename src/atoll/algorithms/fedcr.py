@@ -47,10 +47,10 @@ class State:
 class FedCR(Algorithm):
     """An encoder of distributions that agree with the product of all clients' experts, under personal heads."""
 
-    beta: NonNegative = 1e-4  # β: weight of the divergence from what all clients know of a class
+    beta: NonNegative = 1e-4  # β: weight of the divergence from the common distribution of a class
     draws: Count = 18  # M: features drawn for a sample in a step
     offset: NonNegative = 0.0  # α: sigma is softplus(s - α); from about 1000 there is no noise
-    rate: Share = 1.0  # how much of what is known of a class is renewed in a round
+    rate: Share = 1.0  # the share of a class's distribution that is renewed in a round
     epochs: Epochs = 1  # E: local epochs per round, on encoder and head together
     final_epochs: Epochs = 10  # epochs on the heads of all clients after the last round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all

@@ -62,7 +62,7 @@ class FedFomo(Algorithm):
     """Clients choose whom to learn from by their validation loss."""
 
     models: Annotated[int, Range(low=0)] = 5  # M: how many other models a client is sent
-    explore: Share = 0.3  # ε: probability that one of them is anybody's, in the first round
+    explore: Share = 0.3  # ε: probability that one of them is chosen at random, in the first round
     explore_decay: NonNegative = 0.05  # how much ε falls from round to round
     norm: Literal["l2", "l1"] = "l2"  # the distance between models
     epochs: Epochs = 1  # E: local epochs per round

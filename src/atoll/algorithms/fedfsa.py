@@ -40,13 +40,13 @@ from atoll.toolbox.client.sensitivity import Sensitivity, layers, most_sensitive
 class FedFSA(Algorithm):
     """Sharpness-aware training whose radii follow each client's layers; personal heads at the end."""
 
-    rho: NonNegative = 0.1  # ρ: radius of the neighbourhood, of all but the most sensitive layers
+    rho: NonNegative = 0.1  # ρ: radius of the neighbourhood
     alpha: Share = 0.1  # α: share of the client's own gradient in a step; the rest is Δ
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
-    rho_larger: NonNegative = 0.2  # radius of the most sensitive layers
-    top_c: Annotated[int, Range(low=0)] = 2  # C: how many layers that is
-    sensitivity: Sensitivity = "raw"  # s_l: from the change of tensors, as it is or brought to [0, 1]; or the loss
+    rho_larger: NonNegative = 0.2  # radius of the most sensitive layers; `rho` is that of all others
+    top_c: Annotated[int, Range(low=0)] = 2  # C: how many layers count as most sensitive
+    sensitivity: Sensitivity = "raw"  # s_l: from the change of tensors, as it is or scaled to [0, 1]; or from the loss
     head_epochs: Epochs = 10  # epochs in which a client tunes the head of the shared model for itself
 
     sends: ClassVar[Mapping[str, str]] = MoFedSAM.sends

@@ -101,8 +101,8 @@ class FedGen(Algorithm):
     server_steps: Steps = 50  # steps on the generator per round
     server_batch: Count = 32  # features in a step of the server
     server_lr: Positive = 3e-4  # step size of Adam on the generator
-    weight_decay: NonNegative = 0.01  # of the generator
-    diversity: NonNegative = 1.0  # eta: weight of the diversity of what is generated
+    weight_decay: NonNegative = 0.01  # weight decay of the generator
+    diversity: NonNegative = 1.0  # eta: weight of the diversity of generated features
     private: Part = "none"  # the leaves that never leave the client; never the head
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 

@@ -79,10 +79,10 @@ class FedGenLocal(Algorithm):
     use: Literal["augment", "classifier"] = "augment"  # what the samples are for
     by: Literal["vae", "gan"] = "vae"  # what generators are: decoders of autoencoders, or adversaries of a critic
     mix: Literal["mixture", "average"] = "mixture"  # what the server makes of them: all side by side, or their average
-    share: Share = 0.5  # weight of generated samples beside the client's own, to augment
+    share: Share = 0.5  # weight of generated samples relative to the client's own, to augment
     epochs: Epochs = 1  # local epochs per round on v_k, to augment
     server_epochs: Epochs = 5  # passes over the generated samples per round, for the classifier
-    samples: Count = 500  # drawn from the mixture in every round
+    samples: Count = 500  # samples drawn from the mixture in every round
     generator_epochs: Epochs = 5  # local epochs per round on the generator
     generator_lr: Positive = 1e-3  # step size of Adam on the generator
     latent: Count = 8  # numbers in e

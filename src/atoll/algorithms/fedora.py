@@ -71,11 +71,11 @@ class Fedora(Algorithm):
     """Personal models, drawn to what reaches them from similar clients where validation data favour that."""
 
     similarity: Annotated[Literal["subspace", "labels", "loss"], Search()] = "subspace"  # published, by class, by loss
-    features: Literal["pixels", "encoder"] = "pixels"  # x itself, or what enters the head of the initial model
+    features: Literal["pixels", "encoder"] = "pixels"  # x itself, or the input of the head of the initial model
     q: Count = 1  # directions per client, or per class of a client
     center: bool = False  # whether a client subtracts its mean first
     noise: NonNegative = 0.0  # σ: Gaussian noise for private directions; 0: none
-    temperature: NonNegative = 10.0  # how much more similar clients count
+    temperature: NonNegative = 10.0  # how much more weight similar clients get
     topk: Annotated[Count, among(1, 2, 4)] = 2  # how many others a client links to; all where there are fewer
     alpha: Annotated[float, Range(low=0, high=1, open_high=True), Search(0.3, 0.9)] = 0.8  # α: how far models travel
     gate: Literal["strict", "official"] = "strict"  # whether equal losses leave the gate shut or open it

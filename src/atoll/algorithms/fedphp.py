@@ -41,10 +41,10 @@ class FedPHP(Algorithm):
     """Federated averaging under a teacher of each client's own."""
 
     way: Literal["kd", "mmd"] = "kd"  # what is learned from h_k: its answers, or its features
-    lam: Share = 0.05  # λ: weight of h_k in the loss, taken from the data's
+    lam: Share = 0.05  # λ: weight of h_k in the loss; the data have 1 − λ
     temperature: Positive = 4.0  # softens the answers of h_k
     mu: Share = 0.9  # μ: the largest share of the old h_k in the new one
-    ramp: Steps = 30  # visits until μ_k is μ; in the paper, those that are expected in the whole run
+    ramp: Steps = 30  # visits until μ_k is μ; in the paper, the expected number in the whole run
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 

@@ -82,11 +82,11 @@ class FLHC(Algorithm):
     """A model per cluster of clients that are alike, by a tree that is grown once."""
 
     rounds_before: Rounds = 10  # n: rounds on each level before the next: FedAvg before the clustering
-    clusters: Count | None = None  # how many there are to be
-    threshold: NonNegative | None = None  # else: cut the tree at this height; None: below its largest jump
-    metric: Metric = "l2"  # between signatures
-    linkage: Linkage = "complete"  # between clusters
-    signature: Literal["update", "embedding"] = "update"  # delta_k, or mean and deviation of what enters the head
+    clusters: Count | None = None  # how many clusters to form
+    threshold: NonNegative | None = None  # otherwise: the height at which to cut the tree; None: below its largest jump
+    metric: Metric = "l2"  # distance between signatures
+    linkage: Linkage = "complete"  # linkage between clusters
+    signature: Literal["update", "embedding"] = "update"  # δ_k, or mean and deviation of the inputs of the head
     levels: Count = 1  # cuts of the tree, each into more clusters than the one before; the last is as asked
     epochs: Epochs = 1  # local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all; shares of the cluster

@@ -48,7 +48,7 @@ class IFCA(Algorithm):
     clusters: Annotated[Count, among(2, 3, 4, 6, 8)] = 4  # K: how many models there are
     epochs: Epochs = 1  # local epochs per round
     starts: Literal["random", "kmeans++"] = "random"  # independent points, or models of clients that are far apart
-    restarts: Count = 1  # sets of starts, of which the one that spreads clients best over clusters is taken
+    restarts: Count = 1  # how many sets of starts to try; the one that spreads clients best over clusters is used
     averaging: Literal["models", "gradients"] = "models"  # of models, or of one gradient over all samples per round
     common: Part = "none"  # the leaves that all clusters share, such as the body
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all; shares of the cluster

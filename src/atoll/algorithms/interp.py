@@ -47,9 +47,9 @@ class State:
 class Interp(Algorithm):
     """A mixture of the local and the shared model, as much of each as data and performance say."""
 
-    share: Share | None = None  # a_k: share of the own model; None: what `adapt` finds
+    share: Share | None = None  # a_k: share of the client's own model; None: what `adapt` finds
     adapt: Literal["data", "grid"] = "data"  # a_k from classes and validation losses, or the best of 11 on validation
-    begin: Literal["mixture", "own"] = "mixture"  # where v_k trains on from: the mixture, or v_k itself
+    begin: Literal["mixture", "own"] = "mixture"  # where v_k trains on from: the mixture, or v_k itself, trained alone
     epochs: Epochs = 1  # E: local epochs per round, on each of the two models
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 

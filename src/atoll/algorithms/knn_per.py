@@ -60,7 +60,7 @@ class KNNPer(Algorithm):
     epochs: Epochs = 1  # E: local epochs per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
     lam: Share | None = None  # λ: share of the neighbours; None: the best one on each client's validation data
-    neighbours: Annotated[Count, among(5, 10, 20)] = 10  # k: how many stored samples have a say
+    neighbours: Annotated[Count, among(5, 10, 20)] = 10  # k: how many stored samples vote
     scale: Annotated[Positive, Search(0.1, 10, log=True)] = 1.0  # width of the kernel, in numbers of features
     capacity: Count | None = None  # how many samples a client stores; None: all of its training samples
 

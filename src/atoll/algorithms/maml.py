@@ -29,8 +29,8 @@ class MAML(Algorithm):
 
     alpha: NonNegative = 0.01  # α: the client's own step, in training and when it adapts
     beta: NonNegative = 0.1  # β: the server's step
-    order: Literal["fo", "full"] = "full"  # whether the client's own steps are differentiated, too
-    adapt_steps: Count = 1  # the client's own steps from w, in training and when it adapts
+    order: Literal["fo", "full"] = "full"  # whether to differentiate through the client's own steps
+    adapt_steps: Count = 1  # s: the client's own steps from w, in training and when it adapts
     weighting: Weighting = "uniform"  # p_k: by training samples, or the same for all
 
     sends: ClassVar[Mapping[str, str]] = {"gradient": "model"}

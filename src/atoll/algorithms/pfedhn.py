@@ -64,13 +64,13 @@ class PFedHN(Algorithm):
 
     embedding: Count | None = None  # numbers in e_k; None: 1 + N / 4, rounded down
     hidden: Count = 100  # width of the hypernetwork
-    layers: Natural = 3  # its hidden layers after the first
+    layers: Natural = 3  # hidden layers of the hypernetwork after the first
     spectral: Spectral = "none"  # weights that are divided by their spectral norm: of hidden layers, or also of heads
     server_batch: Literal["all", "sequential"] = "all"  # one step along the mean of all replies, or one for each
-    server_lr: NonNegative = 0.01  # step size on phi and e
-    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # of these steps
-    weight_decay: NonNegative = 1e-3  # of phi and e
-    clip: Positive | None = 50.0  # the longest gradient
+    server_lr: NonNegative = 0.01  # η_s: step size on φ and e
+    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # momentum of these steps
+    weight_decay: NonNegative = 1e-3  # weight decay of φ and e
+    clip: Positive | None = 50.0  # the largest norm of a gradient
     private: Part = "none"  # the leaves that are not generated and never leave the client
     epochs: Epochs = 1  # S: local epochs per round
     fit_epochs: Epochs = 20  # epochs in which a new client fits its embedding

@@ -42,8 +42,8 @@ class PFedMe(Algorithm):
     """A personal model per client: the proximal point of its loss around the shared one."""
 
     lam: Annotated[NonNegative, Search(1, 30, log=True)] = 15.0  # λ: pull of the personal model towards w_k
-    inner_steps: Epochs = 5  # K: gradient steps on theta per batch
-    eta: Annotated[NonNegative, Search(0.005, 0.1, log=True)] = 0.005  # η: step of w_k towards theta is η λ
+    inner_steps: Epochs = 5  # K: gradient steps on θ per batch
+    eta: Annotated[NonNegative, Search(0.005, 0.1, log=True)] = 0.005  # η: the step of w_k towards θ is ηλ
     beta: NonNegative = 1.0  # β: step of the server towards the mean of w_k
     epochs: Epochs = 1  # passes over the data per round
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all

@@ -291,14 +291,15 @@ def field_comments(method: "Algorithm") -> dict[str, str]:
     for field in fields(method):
         value = getattr(method, field.name)
         found |= field_comments(value) if isinstance(value, Algorithm) else {}
-    for part in (*reversed(parts_of(type(method))), *reversed(type(method).__mro__[:-1])):
+    classes = [one for part in (type(method), *parts_of(type(method))) for one in part.__mro__[:-1]]
+    for part in dict.fromkeys(reversed(classes)):
         try:
-            lines = inspect.getsource(part).splitlines()
+            source = inspect.getsource(part)
         except OSError:  # a pair without a file of its own
             continue
-        matches = (re.match(r"    (\w+): [^#]*# (.+)", line) for line in lines)
         names = getattr(method, "values_of", {}).get(part, {})  # what a pair calls a field of its part
-        found |= {names.get(match[1], match[1]): match[2] for match in matches if match}
+        for name, first, rest in re.findall(r"^    (\w+): [^#\n]*# (.+)((?:\n    # .+)*)", source, flags=re.MULTILINE):
+            found[names.get(name, name)] = first + rest.replace("\n    #", "")
     return found
 
 

@@ -31,7 +31,7 @@ from atoll.toolbox.server.triangles import symmetric
 class Ridge(ServerAnswer):
     """Ridge regression on the features of all clients, from sums."""
 
-    gamma: Positive = 1.0  # γ: ridge, beside the sum over all samples
+    gamma: Positive = 1.0  # γ: ridge, added to the sum over all samples
 
     called: ClassVar[str] = "afl"
     needs: ClassVar[frozenset[str]] = frozenset({FROZEN})

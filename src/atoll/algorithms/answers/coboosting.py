@@ -53,7 +53,7 @@ class Revision:
 class BoostedStudent(FromMadeUp):
     """Distillation on hard samples from an ensemble with votes."""
 
-    vote_lr: NonNegative = 0.01  # mu: step size of the votes; 0 leaves them alike
+    vote_lr: NonNegative = 0.01  # mu: step size of the votes; 0 leaves them equal
     vote_decay: Annotated[float, Range(0, 1, open_low=True)] = 0.99  # factor on mu per epoch
     diversity: NonNegative = 8 / 255  # eps: how far samples are moved before the student sees them
 

@@ -30,7 +30,7 @@ class Together(ServerAnswer):
     """All clients' models, heard together."""
 
     of: Of = "logits"  # what is averaged
-    weighting: ClassVotes = "uniform"  # a_kc: alike, by samples, by their square root, or by samples of the class
+    weighting: ClassVotes = "uniform"  # a_kc: by samples, by their square root, uniform, or by samples of the class
 
     called: ClassVar[str] = "ensemble"
     cites: ClassVar[str] = "guha2019one"

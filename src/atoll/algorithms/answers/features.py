@@ -55,12 +55,12 @@ class FusedFeatures(ServerAnswer):
 
     profile: Literal["clean", "faithful"] = "clean"  # what those options are that are None
     scale: NonNegative | None = None  # s; 0: l = z . p, with p as long as it is; clean: 16, faithful: 0
-    batch_statistics: bool | None = None  # BatchNorm at test by the statistics of 256 test samples; faithful
+    batch_statistics: bool | None = None  # BatchNorm uses the statistics of 256 test samples at test time; faithful
     averaging: Averaging | None = None  # whose prototypes count; clean: owners, faithful: all; volume: owners by n_kc
-    least: Count = 1  # samples of a class by which a client owns it
+    least: Count = 1  # how many samples of a class make a client its owner
     fusion: Fusion | None = None  # the rule for w_k; clean: iffi, faithful: size
-    normalise: bool | None = None  # fuse features of unit length; clean
-    noise: Count = 8  # noise images, whose mean feature iffi compares with
+    normalise: bool | None = None  # whether features are scaled to unit length before fusion; clean
+    noise: Count = 8  # how many noise images, whose mean feature iffi compares with
 
     called: ClassVar[str] = "features"
     needs: ClassVar[frozenset[str]] = frozenset({PROTOTYPES})

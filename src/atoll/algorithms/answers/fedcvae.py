@@ -43,8 +43,8 @@ class Generated(ServerAnswer):
     latent: Count = 10  # numbers in e
     lr: Positive = 1e-3  # step size of Adam on autoencoders, decoder and classifier
     center: Annotated[float, Range()] = 0.0  # mean of the prior, a secret of the federation
-    reach: Positive = 3.0  # e is at most so far from it, in every number
-    samples: Count = 1000  # that the classifier is trained on; as many teach the decoder of "kd"
+    reach: Positive = 3.0  # the largest distance of e from the center, in every component
+    samples: Count = 1000  # samples that the classifier is trained on; equally many teach the decoder of "kd"
     server_batch: Count = 32  # samples in a step of the server
     server_epochs: Epochs = 5  # passes of the classifier over its samples
     decoder_epochs: Epochs = 5  # passes of the decoder of "kd"

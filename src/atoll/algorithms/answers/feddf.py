@@ -32,7 +32,7 @@ class Distilled(ServerAnswer):
     """One model that was taught the ensemble's answers."""
 
     of: Literal["logits", "probs", "margins"] = "logits"  # what is averaged over teachers; margins by their own weights
-    weighting: ClassVotes = "uniform"  # a_kc: alike, by samples, by their square root, or by samples of the class
+    weighting: ClassVotes = "uniform"  # a_kc: by samples, by their square root, uniform, or by samples of the class
     student: Literal["average", "best", "fresh"] = "average"  # where w begins: at the average by samples, at the client
     # that answers most like the ensemble, or at the initial model
     server_epochs: Epochs = 40  # passes over the public samples

@@ -70,11 +70,11 @@ class Calibrated(ServerAnswer):
     """A student of a calibrated ensemble."""
 
     labelled: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.2  # share of public samples with labels
-    fit_epochs: Epochs = 20  # passes over these: of the averaged model, then of the calibration
-    fit_batch: Count = 20  # samples of these in a step
+    fit_epochs: Epochs = 20  # passes over these samples: of the averaged model, then of the calibration
+    fit_batch: Count = 20  # how many of these samples are in a step
     student: Literal["fresh", "average"] = "fresh"  # where w begins: at the initial model, or at the average by samples
     server_epochs: Epochs = 60  # passes over the other public samples
-    server_batch: Count = 128  # samples of these in a step
+    server_batch: Count = 128  # how many of these samples are in a step
     server_lr: Positive = 1e-3  # step size of Adam in all of this; annealed to 0 for the student
     temperature: Positive = 2.0  # T
 

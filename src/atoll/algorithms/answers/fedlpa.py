@@ -48,7 +48,7 @@ class MostLikely(ServerAnswer):
     """Layers, merged as the most likely ones under all clients' posteriors."""
 
     damping: Positive = 1e-3  # added to the diagonals of A_k and B_k
-    iterations: Count = 500  # of conjugate gradients, at most
+    iterations: Count = 500  # largest number of conjugate gradient iterations
 
     called: ClassVar[str] = "fedlpa"
     needs: ClassVar[frozenset[str]] = frozenset({OUTPUTS})  # whose loss is that of the outputs

@@ -43,12 +43,12 @@ class Mixtures(ServerAnswer):
     """A head trained on features drawn from the clients' mixtures."""
 
     components: Count = 10  # Gaussians per client and class, at most
-    iterations: Steps = 30  # of EM
+    iterations: Steps = 30  # number of EM iterations
     shrinkage: NonNegative = 1.0  # ν: samples' worth of the client's variance within classes, in each component's
     server_epochs: Epochs = 50  # passes over the drawn features
     server_batch: Count = 128  # features in a step of the server
     server_lr: Positive = 0.01  # its step size, on standardised features
-    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # of its steps
+    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # momentum of its steps
 
     called: ClassVar[str] = "fedpft"
     needs: ClassVar[frozenset[str]] = frozenset({FROZEN})

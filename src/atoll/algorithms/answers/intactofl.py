@@ -57,8 +57,8 @@ class Gated(FromMadeUp):
     """A mixture of the clients' models as experts."""
 
     data: Literal["generated", "public"] = "generated"  # what the gate is trained on
-    gate: Gate = "softmax"  # whether what it says of the experts adds up to K, and is above 0
-    balance: NonNegative = 0.01  # weight of how unevenly experts are used
+    gate: Gate = "softmax"  # whether its values for the experts are positive and sum to K
+    balance: NonNegative = 0.01  # weight of the penalty for using experts unevenly
     diversity: NonNegative = 8 / 255  # how far generated samples are moved before the gate sees them
 
     called: ClassVar[str] = "intactofl"

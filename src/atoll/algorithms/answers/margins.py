@@ -43,8 +43,8 @@ class Margins(ServerAnswer):
     """All clients' models, whose answers are put on one scale."""
 
     shrinkage: Annotated[float, Range(0, 1, open_low=True)] = SHRINKAGE  # share of S that is its mean variance times I
-    scale: Positive = SCALE  # s: a margin of 1 as logits
-    common: bool = True  # whether margins are on one scale; else what the discriminants themselves say is added
+    scale: Positive = SCALE  # s: the logit of a margin of 1
+    common: bool = True  # whether margins are on one scale, or what the discriminants themselves say is added
     voting: Voting = "discernment"  # a_kc: by what a client can tell apart, by its samples of the class, or alike
 
     called: ClassVar[str] = "margins"

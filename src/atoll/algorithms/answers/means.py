@@ -43,7 +43,7 @@ class ClassMeans(ServerAnswer):
 
     encoder: Literal["ensemble", "average"] = "ensemble"  # F: the mean of all features, or those of the mean model
     weighting: Votes = "samples"  # p_k: by training samples, by their square root, or the same for all
-    prototypes: Weighting = "uniform"  # P_c: owners count the same, or by their samples of class c
+    prototypes: Weighting = "uniform"  # P_c: owners count by their samples of class c, or the same
 
     called: ClassVar[str] = "means"
     sends: ClassVar[dict[str, str]] = {**ServerAnswer.sends, "prototypes": "statistic"}

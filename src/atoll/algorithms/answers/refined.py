@@ -42,11 +42,11 @@ REFINE_LR, REFINE_PULL = 0.01, 0.1  # step size and gamma of refined prototypes
 class Refinements(AnswerPiece):
     """Own answers, prototypes by evidence, and refined ones."""
 
-    own: Share = 0.5  # share of what clients answer by themselves, by class, beside that of fused features
-    own_by: Literal["prototypes", "margins"] = "prototypes"  # how: by these, or by what each can tell apart
-    dynamic: bool = False  # prototypes weigh by volume, confidence and reliability, which clients upload
+    own: Share = 0.5  # share of the clients' own answers, by class; the rest is that of fused features
+    own_by: Literal["prototypes", "margins"] = "prototypes"  # how clients answer: by their prototypes, or by margins
+    dynamic: bool = False  # whether prototypes are weighted by volume, confidence and reliability, which clients upload
     refine: Epochs = 0  # steps of the server on prototypes, with public samples
-    refine_labels: bool = True  # with their labels, or without
+    refine_labels: bool = True  # whether with their labels or without
 
     called: ClassVar[str] = "refined"
     needs: ClassVar[frozenset[str]] = frozenset({PROTOTYPES})

@@ -34,7 +34,7 @@ RIDGE = 1e-6  # of the mean of the diagonal: an input that is always 0 says noth
 class Regression(ServerAnswer):
     """Linear layers, merged by least squares on their inputs."""
 
-    damping: Share = 0.9  # what off-diagonal entries of G_k are multiplied by
+    damping: Share = 0.9  # factor on the off-diagonal entries of G_k
 
     called: ClassVar[str] = "regmean"
     sums_suffice: ClassVar[bool] = True

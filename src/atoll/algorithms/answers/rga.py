@@ -52,7 +52,7 @@ class Standardised(ServerAnswer):
     """Nearest prototypes of standardised features."""
 
     moments: Literal["training", "public"] = "training"  # m_k and s_k: of the client's own samples, or of public ones
-    weighting: Votes = "sqrt"  # of clients in F: by the square root of their samples, by samples, or the same for all
+    weighting: Votes = "sqrt"  # of clients in F: by samples, by their square root, or the same for all
 
     called: ClassVar[str] = "rga"
     sends: ClassVar[dict[str, str]] = {**ServerAnswer.sends, "features": "statistic"}

@@ -41,7 +41,7 @@ class OpenModels:
 class OpenVotes(ServerAnswer):
     """All clients' models, each heard by how little it says "unknown"."""
 
-    heard: Annotated[int, Range(0)] = 0  # how many clients are heard about a sample; 0: all
+    heard: Annotated[int, Range(0)] = 0  # how many clients are heard about a sample, those with the least p_ku; 0: all
 
     called: ClassVar[str] = "votes"
     needs: ClassVar[frozenset[str]] = frozenset({UNKNOWN})

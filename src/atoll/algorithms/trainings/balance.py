@@ -20,7 +20,7 @@ from atoll.toolbox.objectives.terms import Prior, RarityBy
 class Balance(ContrastPiece):
     """Losses of clients that have few samples of some classes, and none of others."""
 
-    balanced: bool = True  # every class counts the same in the contrast, absent ones by their prototypes
+    balanced: bool = True  # whether every class counts the same in the contrast, absent ones by their prototypes
     prior: Prior = "none"  # logits + log(n_c + 1) in the cross-entropy; restricted: absent classes' logits are halved
     rarity: Share = 0.0  # q: samples weigh n_y^-q
     rarity_by: RarityBy = "weights"  # how: by weights of losses, or drawn so from their batch, with replacement

@@ -25,13 +25,13 @@ from atoll.toolbox.server.pools import CONTROLS, Pool, Source, pool, redraw, tea
 class Bank(ContrastPiece):
     """A bank of public features among the negatives."""
 
-    pool: Pool = "features"  # what is sent of public samples
-    pool_from: Source = "teacher"  # whose features, or what images: of a trained network, or of a control
+    pool: Pool = "features"  # what is sent about public samples
+    pool_from: Source = "teacher"  # the source of features or images: a trained network, or a control
     pool_size: Count = 4096  # public samples in the pool
-    pool_draw: Count = 256  # of which a step encodes so many, where clients do
-    masked: bool = False  # items of the anchor's class are left out, and are not negatives
-    mass: NonNegative = 0.0  # the pool weighs as much as so many batches; 0: as much as it has items
-    teacher_epochs: Epochs = 20  # of the server on public samples
+    pool_draw: Count = 256  # how many of them a step encodes, if clients encode them
+    masked: bool = False  # whether items of the anchor's class are left out instead of being negatives
+    mass: NonNegative = 0.0  # the weight of the pool, in batches; 0: as much as it has items
+    teacher_epochs: Epochs = 20  # epochs of the server on public samples
 
     called: ClassVar[str] = "bank"
     needs_public_data: ClassVar[bool] = True

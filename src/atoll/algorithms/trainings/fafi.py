@@ -49,15 +49,15 @@ class PrototypeContrast(LocalTraining):
     """Encoders and prototypes, trained by contrast."""
 
     epochs: Epochs = 10  # E: local epochs
-    profile: Profile = "clean"  # what those options are that are None
+    profile: Profile = "clean"  # the values of those options that are None
     contrast: NonNegative = 1.0  # a: weight of the contrast
     separation: NonNegative = 1.0  # b: weight of the term that keeps prototypes apart
-    temperature: Positive | None = None  # of the contrast; clean: 0.1, faithful: 0.07
-    scale: NonNegative | None = None  # s; 0: l = z . p, with p as long as it is; clean: 16, faithful: 0
-    double_ce: bool | None = None  # count the classification twice; faithful
+    temperature: Positive | None = None  # temperature of the contrast; clean: 0.1, faithful: 0.07
+    scale: NonNegative | None = None  # s; 0: l = z . p, with p not normalised; clean: 16, faithful: 0
+    double_ce: bool | None = None  # whether the classification loss counts twice; faithful
     normal_start: bool | None = None  # begin prototypes at N(0, 1), not at the head's weights; faithful
-    momentum_reset: bool | None = None  # forget momentum after every epoch; faithful
-    drop_last: bool | None = None  # skip incomplete batches, not only those of one sample; faithful
+    momentum_reset: bool | None = None  # whether momentum is reset after every epoch; faithful
+    drop_last: bool | None = None  # whether to skip all incomplete batches, not only those of one sample; faithful
     falling: bool = False  # whether the step size falls to 0 over all epochs, by half a cosine
 
     called: ClassVar[str] = "fafi"

@@ -33,11 +33,11 @@ Anchors = Literal["none", "etf", "random"]
 class Frame(ContrastPiece):
     """The corners of a simplex as fixed directions of classes."""
 
-    anchors: Anchors = "etf"  # directions of classes that everybody has
-    anchor: NonNegative = 1.0  # lambda: weight of the pull to them
+    anchors: Anchors = "etf"  # the class directions that everybody knows
+    anchor: NonNegative = 1.0  # lambda: weight of the pull to the anchors
     anchor_loss: Literal["direction", "mse"] = "direction"  # of prototypes and features, or of prototypes with lengths
-    anchor_schedule: Schedule = "linear"  # of lambda over all steps; auto: in proportion to the other terms
-    anchor_moves: bool = False  # the anchors move from the first prototypes to where they are
+    anchor_schedule: Schedule = "linear"  # how lambda changes over all steps; auto: in proportion to the other terms
+    anchor_moves: bool = False  # whether the anchors move from the first prototypes to their final place
 
     called: ClassVar[str] = "frame"
 

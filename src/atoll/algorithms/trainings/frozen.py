@@ -32,7 +32,7 @@ class Frozen(LocalTraining):
 
     features: Literal["initial", "public"] = "initial"  # of the initial network, or of one trained on public samples
     public_epochs: Epochs = 10  # epochs of the server on public samples, to train the latter
-    width: Count | None = None  # so many random features of these; None: these themselves
+    width: Count | None = None  # the number of random functions of these features; None: the features themselves
 
     called: ClassVar[str] = "frozen"
     offers: ClassVar[frozenset[str]] = frozenset({FROZEN})

@@ -17,8 +17,8 @@ from atoll.kernel.algorithm import NonNegative
 class Hard(ContrastPiece):
     """Negatives that are hard to tell apart count more."""
 
-    hardness: NonNegative = 0.5  # beta: negatives weigh more the more alike they are
-    synthetic: bool = False  # mixtures of hard negatives, after a tenth of all steps
+    hardness: NonNegative = 0.5  # beta: how much more weight similar negatives get
+    synthetic: bool = False  # whether to add mixtures of hard negatives, after a tenth of all steps
 
     called: ClassVar[str] = "hard"
 

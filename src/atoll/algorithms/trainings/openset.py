@@ -41,8 +41,8 @@ class OpenSet(LocalTraining):
     destroyed: NonNegative = 1.0  # a: weight of destroyed samples
     adversarial: NonNegative = 1.0  # b: weight of destroyed samples that were moved
     placeholder: NonNegative = 1.0  # c: weight of "unknown" as the second answer to every sample
-    attack_steps: Steps = 5  # how often destroyed samples are moved
-    attack_size: NonNegative = 0.004  # e: by how much, each value of a sample, in a step
+    attack_steps: Steps = 5  # how many times destroyed samples are moved
+    attack_size: NonNegative = 0.004  # e: how far each value of a sample moves in a step
     augmented: bool = True  # whether x are views of samples, where the task changes them; else samples as they are
 
     called: ClassVar[str] = "openset"

@@ -31,11 +31,11 @@ from atoll.toolbox.objectives.terms import Given, QueueSame
 class Queue(ContrastPiece):
     """A queue of the client's own negatives."""
 
-    queue: Natural = 4096  # places for earlier features, at most a quarter of the client's samples; 0: no queue
+    queue: Natural = 4096  # room for earlier features, at most a quarter of the client's samples; 0: no queue
     queue_same: QueueSame = "ignored"  # what items of the anchor's class are; blind: all are negatives, as published
-    decay: Share = 0.99  # rho: what is left of an item's weight after a step
+    decay: Share = 0.99  # rho: the share of an item's weight that remains after a step
     queue_momentum: Share = 0.0  # m: of the encoder of what is queued; 0: it is the client's own; published: 0.999
-    mass: NonNegative = 1.0  # v: the queue weighs as much as so many batches; 0: as much as it has items
+    mass: NonNegative = 1.0  # v: the weight of the queue, in batches; 0: as much as it has items
 
     called: ClassVar[str] = "queue"
 

@@ -23,7 +23,7 @@ class ToReference(ContrastPiece):
     """Features that stay near a teacher's."""
 
     reference: Reference = "mmd"  # distance of the client's features to those of a teacher
-    reference_weight: NonNegative = 1.0  # of that distance, fading to 0
+    reference_weight: NonNegative = 1.0  # weight of that distance, fading to 0
     reference_by: ReferenceBy = "prior"  # how it minds classes: the teacher's are as frequent as the client's, or each
     # is compared with its own
     pool_size: Count = 4096  # public samples whose features are sent

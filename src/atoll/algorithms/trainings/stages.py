@@ -23,7 +23,7 @@ class InStages(ContrastPiece):
     """Contrast alone, and then the rest."""
 
     stages: Stages = "once"  # contrast alone once, in the first epochs, then no pool; recurring: in every fifth epoch
-    stage_share: Share = 0.2  # of all epochs, for a first stage; below 1, it leaves an epoch at least
+    stage_share: Share = 0.2  # share of all epochs for a first stage; below 1, it leaves at least one epoch
     contrast_after: NonNegative | None = None  # a outside of stages of contrast alone; None: the same a
 
     called: ClassVar[str] = "stages"

@@ -33,7 +33,7 @@ class SupCon(LocalTraining):
 
     epochs: Epochs = 10  # E: local epochs
     lam: NonNegative = 1.0  # λ: weight of the contrast
-    temperature: Positive = 0.07  # of the contrast
+    temperature: Positive = 0.07  # temperature of the contrast
 
     called: ClassVar[str] = "supcon"
     follows_samples: ClassVar[bool] = False

@@ -103,21 +103,21 @@ class Splitting(Algorithm):
 
     epochs: Epochs = 10  # E: local epochs
     answer: Literal["auto", "prototypes", "outputs"] = "auto"  # how models answer together; auto: if they agree
-    volume: NonNegative = 1.0  # a: of samples in the weight of a client's prototype
-    reliability: NonNegative = 1.0  # b: of its accuracy on held-out samples
-    confidence: NonNegative = 1.0  # g: of the concentration of the class's features
-    shrinkage: NonNegative = 20.0  # m: samples that the anchor of a class counts as
-    robust: bool = False  # the geometric median of prototypes, not their mean
+    volume: NonNegative = 1.0  # a: exponent of the number of samples in the weight of a client's prototype
+    reliability: NonNegative = 1.0  # b: exponent of its accuracy on held-out samples
+    confidence: NonNegative = 1.0  # g: exponent of the concentration of the class's features
+    shrinkage: NonNegative = 20.0  # m: how many samples the anchor of a class counts as
+    robust: bool = False  # whether to take the geometric median of prototypes, not their mean
     student_epochs: Epochs = 0  # of the server on public samples, to make one model of all; 0: all are kept
     student_of: Literal["margins", "logits"] = "margins"  # what it is taught: what clients can tell apart, or
     # their logits weighted by class
     student_lr: Positive = 0.01  # step size of the student
-    align: NonNegative = 1.0  # lf: pull of what the student's base says
-    labels: NonNegative = 0.0  # lc: of the labels of public samples
+    align: NonNegative = 1.0  # lf: weight of the match between the student's shared blocks and the clients'
+    labels: NonNegative = 0.0  # lc: weight of the labels of public samples
     personal: Literal["head", "prototypes", "none"] = "head"  # what clients deploy: their own model, with its head or
     # with personal prototypes; or what everybody has
-    personal_epochs: Epochs = 5  # of clients, above the base, after the single download
-    beta: NonNegative = 0.1  # pull of own features to those that came back
+    personal_epochs: Epochs = 5  # epochs of clients, above the base, after the single download
+    beta: NonNegative = 0.1  # β: pull of the client's features to those that came back
 
     one_shot: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = False
