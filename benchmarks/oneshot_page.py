@@ -605,9 +605,7 @@ clean, and its answers have three at Dirichlet 0.05.
   bank +4.1, -2.1, -7.4, -1.6; with a label mask +12.6, +2.1, -4.6, -3.3; of random directions -1.7, -1.9, -0.9, +0.6;
   the image pool -1.5, -7.4, -5.1, -1.7; the label-aware queue +0.5, +1.5, -5.9, -5.7; two stages -7.9, -2.9, -7.4,
   -0.8. Of these 24 differences two are beyond ±7.7 (+12.6 and -7.9, both at 0.05), where about one would be expected by
-  chance; all of one alpha share the same cell of FAFI, and each comes from one partition. On a smaller network with
-  three partitions the bank has no measurable effect (-1.3 ± 8.0 at 0.05, +2.3 ± 10.9 at 0.3), and the queue is below
-  FAFI at 0.3 (-16.1 ± 9.0; [table](../algorithms/fafi-bank.md#results)).
+  chance; all of one alpha share the same cell of FAFI, and each comes from one partition.
 - *Does skew make it worse? Open*: one partition for each alpha, and ±7.7 on every figure, show no trend. FAFI, clean,
   itself reaches 74.9, 75.3, 41.9 and 35.6 from 0.5 to 0.05; three partitions at 0.05 alone lie between 34.0 and 57.3.
 - *Do the two losses conflict? Open.* Measured: five clients of one seed at each alpha, the first 11 epochs,
@@ -734,7 +732,7 @@ seeds an interval is wide; of the many differences here, one in twenty would exc
   answers, with validation and test visible, so these tables flatter it; combinations were chosen on validation. On
   CIFAR-10, which played no part in that, with the same network, FAFI's clients gain 12.4 ± 1.6 and 14.2 ± 1.9 over
   FAFI, clean ([table](../algorithms/oneshot-margins.md#results)); on digits, where features have more in common, they
-  gain less ([table](../algorithms/fafi-plus.md#results)).
+  gain less ([table](#digits-five-partitions-two-cpu-cores)).
 - *One model instead of five*: FedDF taught by margins reaches 55 and 65, by probabilities by class 35 and 53 (+20.7 ±
   33.8 and +11.8 ± 16.9), with a fifth of the numbers to deploy.
 - *The ladder.* For the same models at 0.05 logits give 13, probabilities by class 45, margins 59 (+13.7 ± 17.2 over

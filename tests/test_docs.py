@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from atoll.algorithms import list_methods
-from atoll.kernel.algorithm import hyperparameters
 from atoll.kernel.errors import AtollError
 from atoll.runtime.engines.measuring import one_thread_each
 
@@ -49,21 +48,10 @@ def test_every_page_is_in_the_index() -> None:
     assert {path for path in DOCS if path.name != "index.md"} <= links
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_page_lists_the_hyperparameters(name: str) -> None:
-    text = (ROOT / f"docs/algorithms/{name}.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|", text, flags=re.MULTILINE)
-    known = [(one.name, one.expected, str(one.default)) for one in hyperparameters(METHODS[name])]
-    assert listed == known
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_page_names_its_limits(name: str) -> None:
-    text = (ROOT / f"docs/algorithms/{name}.md").read_text()
-    for values in METHODS[name].limits.values():
-        for field, value in values.items():
-            shown = f"{value:g}" if isinstance(value, float) else str(value)
-            assert re.search(rf'`{field}="?{re.escape(shown)}"?`', text), field
+def test_what_pages_say_of_code_and_of_the_table_is_up_to_date() -> None:
+    """`python benchmarks/methods_table.py --page` writes hyperparameters, what leaves, limits and the method's line."""
+    for path, text in runpy.run_path(str(ROOT / "benchmarks/methods_table.py"))["write_pages"]().items():
+        assert path.read_text() == text, named(path)
 
 
 def test_fafi_on_other_data_is_not_called_as_released() -> None:
