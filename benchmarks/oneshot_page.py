@@ -42,7 +42,7 @@ Found = Mapping[int, Figures]  # by seed
 Measure = Callable[[Figures], float]
 
 
-COSTS = ("MB up", "MB down", "MB deployed")
+COSTS = ("MB up", "MB deployed")
 MARGINS = "fafi-plus:own=1,own_by=margins"  # the answer that the page is about
 
 
@@ -126,9 +126,9 @@ def _mean(found: Found, measure: Measure) -> str:
 
 
 def _cost(found: Found) -> list[str]:
-    """Return megabytes up, down and deployed."""
+    """Return megabytes up and deployed."""
     ones = list(found.values())
-    return [f"{sum(one[way] for one in ones) / len(ones) / 1e6:.1f}" for way in ("up", "down", "deployed")]
+    return [f"{sum(one[way] for one in ones) / len(ones) / 1e6:.1f}" for way in ("up", "deployed")]
 
 
 def _difference(found: Found, reference: Found) -> str:
@@ -215,11 +215,11 @@ def _table(
         kept = sorted(kept, key=lambda one: _average(one[2], score)) if ordered else kept
         return [
             [called, f"`{method}`", _mean(found, score), *(_difference(found, other) for other in against.values()),
-             _mean(found, validation), *_cost(found)]
+             *_cost(found)]
             for called, method, found in kept
         ]  # fmt: skip
 
-    heads = ["method", "written", "score", *(f"minus {called}" for called in references), "validation", *COSTS]
+    heads = ["method", "written", "score", *(f"minus {called}" for called in references), *COSTS]
     cells = [find(method) for method in named.values()]
     words = f"{last} epochs, Dirichlet {alpha:g}."
     return _by_seeds(scale, f"{title}, Dirichlet {alpha:g}", heads, cells, rows, words) if any(cells) else ""
@@ -277,12 +277,12 @@ def _corrected(scale: Scale, alpha: float, done: Sequence[Figures]) -> str:
             if end := points[-1]:
                 made.append([
                     called, f"`{arm}`", *(_mean(one, score) for one in points), _difference(end, found("fafi", last)),
-                    _mean(end, validation), *_cost(end),
+                    *_cost(end),
                 ])  # fmt: skip
         return made
 
     heads = ["arm", "written", *(f"{e} epochs" if e > 1 else "1 epoch" for e in scale.epochs), "minus FAFI, clean",
-             "validation", *COSTS]  # fmt: skip
+             *COSTS]  # fmt: skip
     ends = [found(arm, last) for arm in ARMS.values()]
     return _by_seeds(scale, f"The corrected table, Dirichlet {alpha:g}", heads, ends, rows)
 
@@ -357,11 +357,11 @@ def _ladder(scale: Scale, alpha: float, done: Sequence[Figures]) -> str:
         ordered = sorted((one for one in shown if one[2]), key=lambda one: _average(one[2], score))
         return [
             [called, f"`{method}`", _mean(found, score), _difference(found, released), _difference(found, clean),
-             _mean(found, validation), *_cost(found)]
+             *_cost(found)]
             for called, method, found in ordered
         ]  # fmt: skip
 
-    heads = ["method", "written", "score", "minus FAFI, released settings", "minus FAFI, clean", "validation", *COSTS]
+    heads = ["method", "written", "score", "minus FAFI, released settings", "minus FAFI, clean", *COSTS]
     title = f"The ladder, Dirichlet {alpha:g}, {last} epochs"
     return _by_seeds(scale, title, heads, [*map(find, methods), *candidates.values()], rows)
 
@@ -494,8 +494,8 @@ it.
 the server's own with all classes, after the last epoch; nothing is chosen on test. A seed decides partition, initial
 model and draws, and is the same for all methods. Every table holds rows of the same seeds, and its title names them.
 With several seeds, a score is the mean ± the standard deviation, and a difference is paired by seed, ± its 95 %
-t-interval. With one seed, every score is a single cell. *Validation* is a part of the clients' own samples, pooled.
-*MB* up and down are totals of all five clients; *deployed* is what one of them must hold to answer by itself.
+t-interval. With one seed, every score is a single cell.
+*MB up* is the total of all five clients; *deployed* is what one of them must hold to answer by itself.
 
 **No seconds** are in these tables: several cells ran at a time on one GPU, or on two CPU cores with other work, so
 their seconds would reflect their neighbours. The [table of speed](#speed) was measured alone.
