@@ -1,4 +1,4 @@
-"""Write the last table of docs/guides/sites.md: what leaves a client and what reaches it, per method, as the ledger has it.
+"""Write the last table of docs/guides/sites.md: what leaves a client and what reaches it, as the ledger has it.
 
     python benchmarks/leaving_page.py
 

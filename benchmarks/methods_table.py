@@ -18,6 +18,7 @@ import platform
 import re
 import subprocess
 import time
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -60,7 +61,7 @@ FURTHER = (  # values other than the defaults: those that pages speak of, and wh
     "fedmask:epochs=5", "sub-fedavg:epochs=5", "fedavg:epochs=5",
     "ifca:starts=kmeans++,restarts=10", "cfl:eps1=0.5,eps2=1", "flhc:clusters=4",
     "fedgen:beta=0", "fedgen-local:use=classifier",
-    "feddf:target=avg_probs", "fedmd:server_epochs=5", "kt-pfl:coefficient_pull=0.05,coefficient_lr=0.05",
+    "feddf:target=avg_probs", "kt-pfl:coefficient_pull=0.05,coefficient_lr=0.05",
     "ensemble:weighting=classes", "ensemble:of=probs",
     "ce-supcon:lam=0.1", "fedetf:scale=4", "fedetf:answer=average",
     "rga:prototypes=means",
@@ -68,8 +69,6 @@ FURTHER = (  # values other than the defaults: those that pages speak of, and wh
     "oneshot-margins:shrinkage=1", "oneshot-proto:encoder=average",
     "afl:width=1000", "fedcgs:width=1000", "fedpft:components=1", "regmean:damping=1", "fedlpa:damping=0.1",
     "fedov:destroyed=0,adversarial=0",
-    *(f"{name}:server_epochs=60,generator_steps=30,server_lr=0.1,width=8,noise=64"
-      for name in ("dense", "coboosting", "intactofl")),
     "fafi:profile=faithful", "fafi-plus:own=0.5",
     "abhs:theta=2", "abhs:student_epochs=0", "abhs-local:theta=2",
 )  # fmt: skip
@@ -91,7 +90,7 @@ Digits, 20 clients by Dirichlet 0.3 with about 54 training, 13 validation and 22
 
 *Mean* and *worst* are accuracy in % on clients' own test samples, of what each would deploy after the last round; ± is half the 95 % t-interval over three seeds, for gains that of the paired differences. *Harmed*: worse off than alone by more than one standard error. *Down* and *up*: bytes per client and round, from the ledger.
 
-One-shot methods are compared with `{local}` and `{fedavg}` in one round, which train as long. Tasks with public samples leave clients 10 % fewer, and have references of their own. `fedbn` and `mtfl` are left out: they keep batch normalisation private, which this network lacks. Recommenders have [their own page](recommend.md). Names with values are other settings, or what a default was before. The last two tables have four planted groups of five clients, whose images are turned by 0, 90, 180 and 270 degrees, or who call classes by other names.
+One-shot methods are compared with `{local}` and `{fedavg}` in one round, which train as long. Tasks with public samples leave clients 10 % fewer, and have references of their own. `fedbn` and `mtfl` are left out: they keep batch normalisation private, which this network lacks (`mtfl-adam` shares everything here). Recommenders have [their own page](recommend.md). Names with values are other settings, or what a default was before. The last two tables have four planted groups of five clients, whose images are turned by 0, 90, 180 and 270 degrees, or who call classes by other names.
 
 {about}; {minutes:.0f} minutes of CPU time in all.
 """  # noqa: E501
@@ -150,6 +149,7 @@ def list_group(group: Group) -> list[str]:
     return list(dict.fromkeys([*group.references, *fitting]))
 
 
+@cache
 def needs(name: str) -> tuple[bool, bool]:
     """Return whether a method uploads once, and whether it needs public samples."""
     method = create(name)
@@ -290,6 +290,7 @@ def write_facts(name: str, rows: dict[str, tuple[Group, Row]], items: dict[str, 
     meanings = field_comments(method())
     lines = [
         BEGIN,
+        "",
         "| hyperparameter | range | default | meaning |",
         "|---|---|---|---|",
         *(
@@ -301,6 +302,7 @@ def write_facts(name: str, rows: dict[str, tuple[Group, Row]], items: dict[str, 
         *(f"- **Limit**: {limit}" for limit in describe_limits(method)),
         f"- **Measured**: {describe_result(name, rows.get(name), items)}",
         "- **Proved**: [what tests show of it](../concepts/proofs.md).",
+        "",
         END,
     ]
     return "\n".join(lines if hyperparameters(method) else [BEGIN, *lines[4:]])
