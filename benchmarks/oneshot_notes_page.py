@@ -324,7 +324,7 @@ class Page:
         return self._row(claim, together(verdicts), found, power or "–")
 
     def harm(self) -> list[list[str]]:
-        """The bank harms: a row for each skew, since it may at one and not at another, and one by running statistics."""
+        """The bank harms: a row for each skew, since it may at one and not at another, one by running statistics."""
         rows = [
             self._several(
                 self.say(f"The bank harms (V5 < V4) at {alpha:g}", f"特征库有害（V5 < V4），{alpha:g}"),
