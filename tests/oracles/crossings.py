@@ -24,7 +24,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -299,6 +299,7 @@ class Watched:
     """What was seen of a run from outside: what clients made, what arrived, and where the server was."""
 
     made: dict[tuple[int, int], tuple[dict[str, Params], float | None]] = field(default_factory=dict)
+    models: dict[tuple[int, int], Any] = field(default_factory=dict)  # what each change is one of
     arrived: list[tuple[int, Any]] = field(default_factory=list)
     servers: list[tuple[Any, Any]] = field(default_factory=list)
 
@@ -312,6 +313,7 @@ class Watched:
                     name: {leaf: rows[k].clone() for leaf, rows in value.items()} for name, value in update.send.items()
                 }
                 self.made[client, cohort.round] = sent, None if update.weight is None else float(update.weight[k])
+                self.models[client, cohort.round] = name_model(inner, broadcast, update, k)
             return update
 
         def aggregate(inner: Algorithm, server: Any, replies: Any) -> Any:
@@ -320,6 +322,15 @@ class Watched:
             return after
 
         return with_hooks(method, {"local": local, "aggregate": aggregate})
+
+
+def name_model(method: Algorithm, broadcast: Any, update: Any, k: int) -> Any:
+    """Return which of the server's models a client's change is of: that which it chose, or was told."""
+    if isinstance(broadcast, dict) and broadcast.get("inside"):
+        return "inside"
+    if "cluster" in update.send:
+        return int(update.send["cluster"]["cluster"][k])
+    return None if update.of_model is None else int(update.of_model[k])
 
 
 def run(
@@ -363,19 +374,8 @@ class Differs(Exception):
     """Something that must hold of a run does not."""
 
 
-KNOWN: dict[str, Callable[[Crossing], bool]] = {
-    "moments and products are packed as if they were increments": lambda one: (
-        re.split(r"[+:@]", one.method)[0] in ("mtfl-adam", "regmean") and "compress" in one.words
-    ),
-    "products are packed as if they were increments": lambda one: (
-        one.method.partition(":")[0].endswith("/regmean") and "compress" in one.words
-    ),
-}
-
-
 def judge(crossing: Crossing, number: int = 0) -> Outcome:
     """Run a crossing and compare it with what must hold."""
-    known = next((name for name, holds in KNOWN.items() if holds(crossing)), None)
     engine_jobs = Jobs()
     try:
         with engine_jobs, warnings.catch_warnings():
@@ -386,18 +386,16 @@ def judge(crossing: Crossing, number: int = 0) -> Outcome:
             complaint = complain_of_refusal(crossing, error)
             return Outcome("differed", complaint) if complaint else Outcome("refused", str(error))
         where = "in the middle" if engine_jobs.asked else "before round 1"
-        if "A variance must not be negative" in str(error) and {"attack", "dp"} & crossing.words.keys():
-            known = "noise and attackers make BatchNorm's variances negative"
+        # Noise and attackers make BatchNorm's variances negative.
+        known = "A variance must not be negative" in str(error) and {"attack", "dp"} & crossing.words.keys()
         return Outcome("known" if known else "differed", f"{type(error).__name__} {where}: {error}")
     try:
         rounding = check_run(crossing, report, number)
     except Differs as difference:
-        return Outcome("known" if known else "differed", str(difference))
+        return Outcome("differed", str(difference))
     except Exception as error:  # noqa: BLE001
         how = f"{type(error).__name__} when it is run in another way: {error}"
-        return Outcome("known" if known else "differed", how)
-    if known:
-        return Outcome("known", f"{known}; nothing else differs")
+        return Outcome("differed", how)
     return Outcome("rounded" if rounding else "ran", rounding)
 
 
@@ -467,7 +465,7 @@ def check_messages(crossing: Crossing, report: Report, watched: Watched) -> None
     if "dp" in words or "secure" in words:
         return
     attackers = set(report.settings.draw_attackers(report.task.clients).tolist())
-    rest: dict[tuple[int, str, tuple[Any, ...]], np.ndarray] = {}  # of a client, a field and its shapes
+    rest: dict[tuple[Any, ...], np.ndarray] = {}  # of a client, a field, its shapes, and the model that it changes
     places: dict[tuple[int, str, int], set[int]] = {}  # of a round, a field and its size
     for round, arrival in watched.arrived:
         for k, client in enumerate(arrival.clients.tolist()):
@@ -491,10 +489,11 @@ def check_messages(crossing: Crossing, report: Report, watched: Watched) -> None
                 before, after = ([tree[leaf].double().numpy() for leaf in floating] for tree in (sent[name], leaves))
                 p, a = (np.concatenate([one.ravel() for one in part]) for part in (before, after))
                 shapes = [one.shape for one in before]
-                p = p + rest.get((client, name, (*shapes,)), 0.0)
+                where = client, name, (*shapes,), watched.models[client, round - arrival.late]
+                p = p + rest.get(where, 0.0)
                 check_packed(packed, p, a, shapes, places.setdefault((round - arrival.late, name, len(p)), set()))
                 if packed.startswith(("topk", "sign", "lowrank")):
-                    rest[client, name, (*shapes,)] = p - a
+                    rest[where] = p - a
 
 
 def check_packed(words: str, p: np.ndarray, a: np.ndarray, shapes: list[tuple[int, ...]], places: set[int]) -> None:

@@ -1,5 +1,6 @@
 """Compression: closed forms of protect.md 6, real bytes, error feedback, and crossings."""
 
+import math
 import threading
 
 import numpy as np
@@ -17,6 +18,7 @@ from atoll.protect.compression import COMPRESSIONS, Form, LowRank, Quantised, Si
 from atoll.protect.stages import Place, Sent, form_of
 from atoll.runtime.memory import RamMemory
 from atoll.testing.conformance import play
+from atoll.testing.conformance.rehearsal import with_hooks
 from atoll.testing.conformance.tasks import build_task
 from atoll.toolbox.bits import from_bits, to_bits
 
@@ -215,3 +217,89 @@ def test_a_rank_is_judged_by_the_network_that_travels():
     with pytest.raises(HyperparameterError, match="at most 8"):
         federate(task, FML(meme="linear"), rounds=1, evaluation="none", compress="lowrank:9")
     federate(task, FML(), rounds=1, evaluation="none", compress="lowrank:9")
+
+
+def test_what_was_cut_off_of_one_model_is_not_added_to_another():
+    """A client that changes from model 0 to 1 and back: each gets what was cut off from its own changes."""
+    memory, stage = RamMemory(2), TopK(0.3)
+    changes = torch.tensor([[1.0, 2.0, 4.0], [3.0, 5.0, 9.0]])
+    found = []
+    for round, of_model in enumerate([[0, 1], [1, 1], [0, 1]]):
+        place = Place(round, np.arange(2), {"delta": "model"}, memory, of_model=torch.tensor(of_model))
+        sent = stage.apply(Sent({"delta": Stack.of(w=changes)}, None), place)
+        found.append(stage.restore(sent, place).fields["delta"]["w"].tolist())
+    assert found == [[[0, 0, 4], [0, 0, 9]], [[0, 0, 4], [0, 10, 0]], [[0, 4, 0], [0, 0, 18]]]
+
+
+@pytest.mark.parametrize("words", ["topk:0.3", "qsgd:4", "sign", "lowrank:1"])
+def test_states_and_statistics_travel_whole(words):
+    stage, rows = parse_compression(words), torch.randn(1, 5, 6, generator=torch.Generator().manual_seed(0))
+    fields = {name: Stack.of(w=rows) for name in ("delta", "square", "sums", "labels")}
+    place = Place(0, np.arange(1), {"delta": "model", "square": "state", "sums": "statistic", "labels": "labels"})
+    out = stage.restore(stage.apply(Sent(fields, None), place), place).fields
+    assert not torch.equal(out["delta"]["w"], rows)
+    assert all(torch.equal(out[name]["w"], rows) for name in ("square", "sums", "labels"))
+
+
+@pytest.mark.parametrize(
+    ("method", "kinds"),
+    [
+        ("mtfl-adam", {"delta": "model", "mean": "state", "square": "state"}),
+        ("regmean", {"rest": "model", "products": "statistic", "grams": "statistic"}),
+        ("fedpac", {"delta": "model", "head": "state"}),
+        ("fedsmoo", {"delta": "model", "dual": "state"}),
+        ("fedgen-local", {"decoder": "state"}),
+        ("fedora-items", {"vector": "state"}),
+        ("maml", {"gradient": "model"}),
+        ("scaffold", {"delta": "model", "change": "model"}),
+    ],
+)
+def test_a_field_says_whether_it_is_a_change_or_a_state(method, kinds):
+    """What is remembered is added to the next message: right for changes, and for nothing else."""
+    assert kinds.items() <= create(method).sends.items()
+
+
+@pytest.mark.parametrize("words", ["topk:0.3", "qsgd:4", "sign", "lowrank:1"])
+def test_moments_of_adam_stay_what_they_are(make_task, words):
+    """Packed as changes were, squares and means no longer belonged together, and steps became as large as one likes."""
+    more = {"rounds": 6, "evaluation": "none", "progress": False}
+    task = make_task(sizes=(8, 8, 8), dtype=torch.float64)
+    report = federate(task, "mtfl-adam:private=none", compress=words, **more)
+    plain = federate(task, "mtfl-adam:private=none", **more)
+    assert (report.server.w - plain.server.w).norm() < 2
+    assert {entry.kind for entry in report.ledger.entries if entry.field in ("mean", "square")} == {"state"}
+
+
+def test_feedback_in_clusters_is_that_of_the_cluster(make_task):
+    """IFCA by hand: what a client remembers of cluster 0 is added when it sends changes of cluster 0 again."""
+    task = make_task(sizes=(6, 7, 8, 9), dtype=torch.float64, lr=1.0)
+    made, arrived = {}, {}
+
+    def local(inner, broadcast, cohort):
+        update = inner.local(broadcast, cohort)
+        for k, client in enumerate(cohort.clients.tolist()):
+            made[cohort.round, client] = int(update.send["cluster"]["cluster"][k]), flat(update.send["delta"], k)
+        return update
+
+    def note(round, arrival):
+        for k, client in enumerate(arrival.clients.tolist()):
+            arrived[round, client] = flat(arrival.fields["delta"], k)
+
+    method = with_hooks(create("ifca:clusters=2,weighting=uniform"), {"local": local})
+    engine = LocalEngine(device="cpu", strategy="whole", dtype=torch.float64)
+    federate(task, method, rounds=9, compress="topk:0.2", on_reply=note, evaluation="none", engine=engine)
+    rest, changed = {}, 0
+    for round, client in sorted(arrived):
+        cluster, delta = made[round, client]
+        p = delta + rest.get((client, cluster), 0.0)
+        kept = sorted(range(len(p)), key=lambda i: (-abs(p[i]), i))[: math.ceil(0.2 * len(p))]
+        expected = torch.zeros_like(p)
+        expected[kept] = p[kept]
+        assert torch.allclose(arrived[round, client], expected, atol=1e-12)
+        rest[client, cluster] = p - expected
+        changed += round > 0 and made[round - 1, client][0] != cluster
+    assert changed  # somebody did change
+
+
+def flat(value, row):
+    return torch.cat([leaf[row].flatten() for leaf in value.values()])

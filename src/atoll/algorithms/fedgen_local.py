@@ -89,7 +89,7 @@ class FedGenLocal(Algorithm):
     hidden: Count = 128  # width of generator, encoder and critic
 
     sums_suffice: ClassVar[bool] = False
-    sends: ClassVar[Mapping[str, str]] = {"decoder": "model", "labels": "labels"}
+    sends: ClassVar[Mapping[str, str]] = {"decoder": "state", "labels": "labels"}
     limits: ClassVar[Limits] = {"local": {"share": 0.0}}
     cites: ClassVar[str] = "heinbaugh2023data"
 

@@ -75,7 +75,7 @@ class FedoraItems(Recommending):
     hold: Share = 0.1  # the last of a user's training items, which decide and do not train
     lam_max: NonNegative | None = None  # largest λ; None: 1/rate, with which one step ends at G_k
 
-    sends: ClassVar[dict[str, str]] = {"rows": "rows", "vector": "model", "sketch": "statistic"}
+    sends: ClassVar[dict[str, str]] = {"rows": "rows", "vector": "state", "sketch": "statistic"}
     limits: ClassVar[Limits] = {"fedmf": {"hold": 0.0, "lam_max": 0.0}}
     cites: ClassVar[str] = "wu2023personalized"
 

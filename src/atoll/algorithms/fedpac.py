@@ -68,7 +68,7 @@ class FedPAC(Algorithm):
 
     sums_suffice: ClassVar[bool] = False
     sends: ClassVar[dict[str, str]] = {
-        "delta": "model", "head": "model", "moments": "statistic", "classes": "statistic",
+        "delta": "model", "head": "state", "moments": "statistic", "classes": "statistic",
     }  # fmt: skip
     cites: ClassVar[str] = "xu2023personalized"
 

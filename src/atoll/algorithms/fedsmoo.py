@@ -83,7 +83,7 @@ class FedSMOO(Algorithm):
     epochs: Epochs = 1  # local epochs per round
     rho: NonNegative = 0.1  # ρ: radius of the neighbourhood
 
-    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "dual": "model"}
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "dual": "state"}
     limits: ClassVar[Limits] = {"feddyn": {"rho": 0.0}}
     trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "sun2023dynamic"

@@ -36,7 +36,7 @@ from atoll.kernel.clusters import Clusters
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import HyperparameterError
 from atoll.kernel.params import Params, Stack, spread, stack
-from atoll.kernel.record import record
+from atoll.kernel.record import Each, record
 from atoll.kernel.task import Facts
 from atoll.toolbox.client import sgd
 from atoll.toolbox.client.features import moments
@@ -75,6 +75,14 @@ class State:
     w: Params  # the model that was common last
     centers: Stack | None  # the mean signature of each cluster
     tree: Tree | None
+
+
+@record
+class Sent:
+    """What each client receives."""
+
+    w: Each
+    number: Each  # of that model: what packing cuts off from a change of one is not added to that of another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,19 +125,20 @@ class FLHC(Algorithm):
     def broadcast(self, server: State) -> None:
         """Send nothing: nothing is the same for all."""
 
-    def unicast(self, server: State, ids: NDArray[np.int64]) -> Stack:
+    def unicast(self, server: State, ids: NDArray[np.int64]) -> Sent:
         """Send each client the model of its cluster; one that is in none (-1) gets the one that was common last."""
-        models = server.models
+        models, cluster = server.models, server.cluster[torch.from_numpy(ids)]
         choices = stack([*(models.client(c) for c in range(models.clients)), server.w])
-        return choices.rows(server.cluster[torch.from_numpy(ids)])
+        on_this_level = cluster + server.level * len(server.cluster)
+        return Sent(choices.rows(cluster), torch.where(cluster < 0, cluster, on_this_level))
 
     def local(self, _: None, cohort: Cohort) -> Update:
         """Train the cluster's model and send what changed."""
-        w = cohort.received
+        w = cohort.received.w
         send = {"delta": sgd(cohort, start=w, epochs=self.epochs) - w}
         if self.signature == "embedding":
             send["embedding"] = moments(cohort, w)
-        return Update(send=send, weight=cohort.weights(self.weighting))
+        return Update(send=send, weight=cohort.weights(self.weighting), of_model=cohort.received.number)
 
     def aggregate(self, server: State, replies: Replies) -> State:
         """Average within each cluster, after a step down the tree if one is due."""

@@ -113,7 +113,7 @@ class IFCA(Algorithm):
         cluster = losses(models, cohort).argmin(1)
         w = models.rows(cluster)
         send = {"delta": self.train(w, cohort) - w, "cluster": Stack.of(cluster=cluster)}
-        return Update(send=send, weight=cohort.weights(self.weighting))
+        return Update(send=send, weight=cohort.weights(self.weighting), of_model=cluster)
 
     def train(self, w: Stack, cohort: Cohort) -> Stack:
         """Return the model after local epochs, or after one step along the gradient over all samples."""

@@ -41,12 +41,13 @@ class MAML(Algorithm):
         """Find the meta-gradient at w over all of a client's data, and with it BatchNorm's statistics."""
         gradient = meta_gradient(self.order, self.alpha, steps=self.adapt_steps)
         g, after = full_gradient(cohort, w, gradient=gradient, stream=STREAMS[self.order])
-        return Update(send={"gradient": g | after.buffers}, weight=cohort.weights(self.weighting))
+        changed = after.buffers - w.buffers
+        return Update(send={"gradient": g | changed}, weight=cohort.weights(self.weighting))
 
     def aggregate(self, w: Params, replies: Replies) -> Params:
         """Take one step along the mean; average the statistics."""
         mean = replies.mean("gradient")
-        return w.moved(mean.trained, -self.beta) | mean.buffers
+        return w.moved(mean.trained, -self.beta) | (w.buffers + mean.buffers)
 
     def personalize(self, w: Params, cohort: Cohort) -> Stack:
         """Adapt on the client's training data, never on its test data; a new client does the same."""

@@ -54,7 +54,7 @@ class MTFLAdam(Algorithm):
     adam_lr: Annotated[Positive, Search(1e-4, 1e-2, log=True)] = 3e-3  # η: step size of Adam, as in the paper
     weighting: Weighting = "samples"  # p_k: by training samples, or the same for all
 
-    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "mean": "model", "square": "model", "steps": "statistic"}
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model", "mean": "state", "square": "state", "steps": "statistic"}
     trains_by_sgd: ClassVar[bool] = False
     cites: ClassVar[str] = "mills2022multi"
 

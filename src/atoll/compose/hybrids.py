@@ -56,6 +56,7 @@ class Server:
 
 
 START = "start of the cluster"  # where clients keep the model that their cluster's server began with
+INSIDE = -2  # the number of the model of a cluster once clusters are fixed; clusterings number theirs from -1 on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +237,7 @@ class InClusters(Wrapper):
         # A client keeps the start of its cluster; a cohort is of one cluster, so one client's start is everybody's.
         start = cohort.beside(START).recall(default=cohort.initial).client(0) if new is None else new
         update = self.inner.local(received, replace(cohort, received=None).starting_from(start))
+        update = replace(update, of_model=torch.full_like(cohort.ids, INSIDE))
         return update if new is None else replace(update, beside={**update.beside, START: cohort.stacked(start)})
 
     def last_broadcast(self, server: Server) -> None:

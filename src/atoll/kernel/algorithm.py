@@ -68,14 +68,16 @@ class Update:
 
     `send` leaves the clients and reaches the server, `weight` with it: the importance of each reply in a mean.
     `keep` stays with the clients and comes back from `cohort.recall`; it never passes the channel. What pieces keep
-    stands in `beside`, under their names. An engine that was told that sums are enough may have added up what clients
-    send: then `send` and `weight` have a single row, their weighted sums.
+    stands in `beside`, under their names. Where the server has several models, `of_model` says which of them each
+    client's changes are of: what packing cuts off from one is never added to another. An engine that was told that sums
+    are enough may have added up what clients send: then `send` and `weight` have a single row, their weighted sums.
     """
 
     send: Mapping[str, Stack] = field(default_factory=dict)
     weight: Tensor | None = None
     keep: Tree = None
     beside: Mapping[str, Tree] = field(default_factory=dict)
+    of_model: Tensor | None = None
     summed: bool = False
 
     def rows(self, index: Tensor) -> Update:
@@ -85,6 +87,7 @@ class Update:
             weight=None if self.weight is None else self.weight[index],
             keep=rows_of(self.keep, index),
             beside={name: rows_of(tree, index) for name, tree in self.beside.items()},
+            of_model=None if self.of_model is None else self.of_model[index],
         )
 
 
@@ -103,7 +106,10 @@ class Algorithm(NamesChecked):
     sums_suffice: ClassVar[bool] = True  # the server needs sums over clients only: secure aggregation is possible
     reads_total: ClassVar[bool] = False  # the server reads how much all replies weigh, and not only means
     needs_unicast: ClassVar[bool] = True  # replies hold what each client was sent by itself; False: that is let go of
-    sends: ClassVar[Mapping[str, str]] = {"delta": "model"}  # what leaves a client, and of what kind it is
+    # What leaves a client, by field, and its form: "model", a change of a model, which may be packed, what is cut off
+    # being added to the next one; "state", numbers that stand for themselves, such as moments; "statistic", sums over
+    # samples; "labels", "choice", "rows", "mask", "answers". All but changes travel whole.
+    sends: ClassVar[Mapping[str, str]] = {"delta": "model"}
     # fields that are made by `atoll.toolbox.client.private.release`, which knows how far one sample moves them
     releases: ClassVar[frozenset[str]] = frozenset()
     sent_and_kept: ClassVar[frozenset[str]] = frozenset()  # fields that leave although clients keep them, too: masks

@@ -74,7 +74,8 @@ class Channel:
         """
         require_declared(algorithm, clients, update)
         sent = Sent(dict(update.send), update.weight, summed=update.summed)
-        return send_through(self.stages, sent, Place(round, clients, algorithm.sends, memory, self.seed, self._secret))
+        place = Place(round, clients, algorithm.sends, memory, self.seed, update.of_model, self._secret)
+        return send_through(self.stages, sent, place)
 
     def receive(
         self, algorithm: Algorithm, clients: NDArray[np.int64], sent: Sent, round: int, *, written: int | None = None
@@ -100,7 +101,7 @@ def require_declared(algorithm: Algorithm, clients: NDArray[np.int64], update: U
         if name not in algorithm.sends:
             raise PayloadError(
                 f"{title_of(algorithm)} sends a field {name!r} that it does not declare.",
-                hint=f'declare it: sends = {{"{name}": "model"}} (or "statistic", "labels").',
+                hint=f'declare it: sends = {{"{name}": "model"}} (or "state", "statistic", "labels").',
             )
         if not isinstance(value, Stack) or (len(value) and value.clients != (1 if update.summed else len(clients))):
             raise PayloadError(

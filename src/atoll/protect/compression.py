@@ -1,9 +1,10 @@
 """Lean messages: `topk:0.01`, `randk:0.1`, `qsgd:8`, `sign`, `lowrank:2`.
 
-Fields that hold a model, or a change of one, are packed as one vector of all their floating-point numbers; statistics
-and labels travel as they are, and so do whole numbers. What travels are the packed tensors, and the ledger counts
-these. Where packing loses a direction for good (topk, sign, lowrank), a client remembers what was cut off and adds it
-to what it sends next (error feedback); so what was sent over all rounds, and what is remembered, add up to all changes.
+Fields that hold a change of a model, or a model that is sent once, are packed as one vector of all their
+floating-point numbers; states, statistics and labels travel as they are, and so do whole numbers. What travels are the
+packed tensors, and the ledger counts these. Where packing loses a direction for good (topk, sign, lowrank), a client
+remembers what was cut off and adds it to what it next sends of the same model (error feedback); so what was sent over
+all rounds, and what is remembered, add up to all changes.
 
 References: Stich et al., NeurIPS 2018 (top-k with memory); Alistarh et al., NeurIPS 2017 (QSGD); Karimireddy et al.,
 ICML 2019 (sign with error feedback); Vogels et al., NeurIPS 2019 (PowerSGD).
@@ -18,10 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm
+from atoll.kernel.engine import Memory
 from atoll.kernel.errors import HyperparameterError, unknown
 from atoll.kernel.params import Params, Stack, spread
 from atoll.kernel.randomness import Keys, generator
@@ -62,24 +66,40 @@ class Compression(Stage, ABC):
                 continue
             form = form_of(value)
             rows = form.to_rows(value)
-            notebook = None
-            if self.feeds_back and place.memory is not None:
-                notebook = place.memory.beside(f"compress {name} {form.mark}")
+            notebooks = self._list_notebooks(place, name, form)
             before = spread(
                 Params.of(cut=rows.new_zeros(form.size), **self.first_notes(form, name)), len(place.clients)
             )
-            if notebook is not None:
-                before = notebook.recall(place.clients, before, before=place.round)
+            for some, notebook in notebooks:
+                found = notebook.recall(place.clients[some], before.rows(torch.from_numpy(some)), before=place.round)
+                before = _put_rows(before, some, found)
             rows = rows + before["cut"].to(rows)
             packed, notes = self.pack(rows, form, place, name, before)
             forms[name] = form
             fields[name] = Stack(
                 {PACKED + key: leaf for key, leaf in packed.items()} | dict(value.without(form.shapes))
             )
-            if notebook is not None:
+            if notebooks:
                 left = Stack.of(cut=rows - self.unpack(packed, form, place, name).to(rows), **notes)
-                notebook.keep(place.clients, left, round=place.round)
+            for some, notebook in notebooks:
+                notebook.keep(place.clients[some], left.rows(torch.from_numpy(some)), round=place.round)
         return sent._replace(fields=fields, forms=forms)
+
+    def _list_notebooks(self, place: Place, field: str, form: Form) -> list[tuple[NDArray[np.int64], Memory]]:
+        """List where clients remember what was cut off, and the positions of these clients.
+
+        It is apart for messages of each form, and for changes of each of the server's models.
+        """
+        if not self.feeds_back or place.memory is None:
+            return []
+        title = f"compress {field} {form.mark}"
+        if place.of_model is None:
+            return [(np.arange(len(place.clients)), place.memory.beside(title))]
+        numbers = place.of_model.cpu().numpy()
+        return [
+            (np.flatnonzero(numbers == number), place.memory.beside(f"{title} of {number}"))
+            for number in np.unique(numbers).tolist()
+        ]
 
     def restore(self, sent: Sent, place: Place) -> Sent:
         """Unpack what was packed; see `Stage.restore`."""
@@ -103,6 +123,12 @@ class Compression(Stage, ABC):
     @abstractmethod
     def unpack(self, packed: Mapping[str, Tensor], form: Form, place: Place, field: str) -> Tensor:
         """Return the matrix that the server reads."""
+
+
+def _put_rows(value: Stack, places: NDArray[np.int64], rows: Stack) -> Stack:
+    """Return a Stack with other rows at some places."""
+    index = torch.from_numpy(places)
+    return Stack({name: leaf.index_copy(0, index.to(leaf.device), rows[name].to(leaf)) for name, leaf in value.items()})
 
 
 @dataclass(frozen=True)

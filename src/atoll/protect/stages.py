@@ -78,6 +78,7 @@ class Place:
     kinds: Mapping[str, str] = field(default_factory=dict)  # of the fields: model, statistic, labels, ...
     memory: Memory | None = None
     seed: int = 0
+    of_model: Tensor | None = None  # which of the server's models each client's changes are of; None: there is one
     secret: bytes | None = field(default=None, repr=False)  # of who sends, for noise; None: it follows from the seed
 
     @property

@@ -39,7 +39,7 @@ class Regression(ServerAnswer):
     called: ClassVar[str] = "regmean"
     sums_suffice: ClassVar[bool] = True
     solved: ClassVar[bool] = True
-    sends: ClassVar[dict[str, str]] = {"rest": "model", "products": "model", "grams": "statistic"}
+    sends: ClassVar[dict[str, str]] = {"rest": "model", "products": "statistic", "grams": "statistic"}
     cites: ClassVar[str] = "jin2023dataless"
 
     def require(self, training: LocalTraining, task: Facts) -> None:

@@ -128,7 +128,7 @@ def tree_of(result: Any) -> tuple[Tree, bool]:
         return result, False
     tree = {
         "send": dict(result.send), "weight": result.weight, "keep": result.keep, "beside": dict(result.beside),
-        "summed": result.summed,
+        "of_model": result.of_model, "summed": result.summed,
     }  # fmt: skip
     return tree, True
 
