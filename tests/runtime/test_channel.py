@@ -67,7 +67,7 @@ def test_a_field_that_is_not_declared_does_not_leave():
         up(Channel(), {"labels": Stack.of(y=torch.ones(2))})
     assert str(error.value) == (
         "FedAvg sends a field 'labels' that it does not declare.\n"
-        'hint: declare it: sends = {"labels": "model"} (or "statistic", "labels").'
+        'hint: declare it: sends = {"labels": "model"} (or "state", "statistic", "labels").'
     )
 
 
