@@ -102,9 +102,9 @@ def test_clusters_say_who_learns_from_whom(four: Task) -> None:
     assert report.algorithm.mixing(report.server).tolist() == [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]] * 2  # type: ignore[union-attr]
 
 
-def test_one_model_travels_each_way(four: Task) -> None:
+def test_one_model_travels_each_way_and_its_number_down(four: Task) -> None:
     report = play(four, AT_ONCE, rounds=2)
-    assert report.ledger.bytes("down") == 2 * 4 * len(to_bytes(four.network.initial))
+    assert report.ledger.bytes("down") == 2 * 4 * (len(to_bytes(four.network.initial)) + 144)
     assert report.ledger.by_kind()["up", "model"] == 2 * 4 * len(to_bytes(four.network.initial))
 
 
