@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from conformance.unseen import count_labels
 from torch import Tensor
 
 from atoll.kernel.algorithm import Algorithm, Replies, Rounds, Update
@@ -17,6 +18,7 @@ from atoll.kernel.params import Params, Stack, Tree
 from atoll.kernel.randomness import generator
 from atoll.kernel.task import Facts
 from atoll.testing.conformance import ConformanceError, checks
+from atoll.testing.conformance.tasks import CLASSES
 from atoll.toolbox.client import sgd
 
 
@@ -322,6 +324,51 @@ class HidesASampleInTheDelta(Honest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HidesAFaintSampleInTheDelta(Honest):
+    """Adds a sample to a row of the delta, far below what training makes."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        delta = super().local(w, cohort).send["delta"]
+        rows = delta["body.0.weight"].clone()
+        rows[:, 3] += 1e-7 * first_samples(cohort)
+        return Update(send={"delta": delta | Stack({"body.0.weight": rows}, delta.layout)}, weight=cohort.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignsByASample(Honest):
+    """From round 4 on some numbers have the signs of a validation sample, turned around."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        delta = super().local(w, cohort).send["delta"]
+        rows = delta["body.0.weight"].clone()
+        if cohort.round >= 4:
+            rows[:, 5] = torch.copysign(rows[:, 5], self.bits(first_samples(cohort, "val"), cohort))
+        return Update(send={"delta": delta | Stack({"body.0.weight": rows}, delta.layout)}, weight=cohort.samples)
+
+    def bits(self, x: Tensor, cohort: Cohort) -> Tensor:
+        return -x
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignsByAMixedSample(SignsByASample):
+    """The same, in an order that changes from round to round."""
+
+    def bits(self, x: Tensor, cohort: Cohort) -> Tensor:
+        order = generator(cohort.round, "order").permutation(x.shape[1])
+        return super().bits(x, cohort)[:, torch.from_numpy(order)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StretchesTheDeltaByCounts(Honest):
+    """Sends a little more than what it learned, the more so the more samples of class 0 it has."""
+
+    def local(self, w: Params, cohort: Cohort) -> Update:
+        delta, none = super().local(w, cohort).send["delta"], Params.of(of=torch.zeros(CLASSES))
+        counts = cohort.scan(count_labels, none, shuffle=False, train=False)["of"]
+        return Update(send={"delta": delta * (1 + 1e-6 * counts[:, 0])}, weight=cohort.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HidesANumberInItsWeight(Honest):
     """One number of a sample in each round, in the weight of the reply."""
 
@@ -387,6 +434,8 @@ CAUGHT: dict[type[Algorithm], str] = {
     SendsRunningSums: "only-what-is-declared-leaves",
     SendsATransposedSample: "only-what-is-declared-leaves",
     HidesASampleInTheDelta: "only-what-is-declared-leaves",
+    HidesAFaintSampleInTheDelta: "only-what-is-declared-leaves",
+    SignsByASample: "only-what-is-declared-leaves",
     HidesANumberInItsWeight: "only-what-is-declared-leaves",
     LogsASample: "only-what-is-declared-leaves",
     WritesIntoReplies: "inputs-are-unchanged",
@@ -404,6 +453,12 @@ def test_it_is_caught(method: type[Algorithm], name: str) -> None:
         run(name, method)
     # It was found, and did not just break; that is what late replies do to the one that divides by zero.
     assert "failed: " not in str(raised.value) or method is ExpectsFreshReplies
+
+
+@pytest.mark.parametrize("method", [SignsByAMixedSample, StretchesTheDeltaByCounts])
+def test_what_the_guide_says_escapes(method: type[Algorithm]) -> None:
+    """A code of one's own in numbers that training makes is found by nobody who does not know what they should be."""
+    run("only-what-is-declared-leaves", method)
 
 
 def test_honesty_passes() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from atoll.kernel.randomness import generator
-from atoll.testing.leaks import copy_in, likeness_in
+from atoll.testing.leaks import copy_in, likeness_in, signs_in
 
 draw = generator(0, "leaks")
 SAMPLES = torch.from_numpy(draw.normal(size=(9, 12)))
@@ -56,3 +56,19 @@ def test_a_changed_sample_is_found(change) -> None:
 def test_a_sample_across_two_leaves_is_found_where_it_begins() -> None:
     first, second = (2 * SAMPLES[0]).split(6)
     assert likeness_in({"noise": NOISE["b"], "first": first, "second": second}, SAMPLES) == "first"
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0])
+@pytest.mark.parametrize("turn", [1, -1])
+def test_the_signs_of_a_sample_are_found_where_they_stand(level: float, turn: int) -> None:
+    bits = turn * torch.where(SAMPLES[4] > level * SAMPLES[4].mean(), 1.0, -1.0)
+    here = torch.cat([NOISE["b"], bits * NOISE["a"][0].abs()])
+    assert signs_in({"here": here, "counts": torch.arange(9)}, SAMPLES)[50]
+    assert signs_in({"here": here}, SAMPLES).sum() <= 3  # others are chance
+    assert not signs_in({"here": bits * 0}, SAMPLES).any()
+
+
+def test_signs_that_are_all_the_same_tell_nothing() -> None:
+    even = torch.cat([SAMPLES.abs(), SAMPLES.abs().cumsum(1)])
+    assert not signs_in({"here": torch.ones(40)}, even).any()
+    assert len(signs_in({"counts": torch.arange(20)}, SAMPLES)) == len(signs_in({}, SAMPLES))

@@ -4,6 +4,8 @@
     likeness_in(message, samples)  a whole sample, scaled and shifted, with a little noise on it, strided, transposed,
                                    permuted, as the differences or the running sums of its numbers
 
+    signs_in(message, samples)     where the signs of a window are those of a sample's numbers, around its mean or 0
+
 The second is for clients with several samples. A client with one sample sends a scaled copy with every step of a
 linear layer, and honestly so: a gradient is the sample times a number.
 """
@@ -76,6 +78,22 @@ def _find_window(values: Tensor, samples: Tensor, stride: int, least: float) -> 
         if bool(found.any()):
             return first + found.int().argmax()
     return None
+
+
+def signs_in(message: Mapping[str, Tensor], samples: Tensor) -> Tensor:
+    """Return for each window of a message whether its signs, or their opposite, are those of a sample.
+
+    Numbers of a sample are above or below its mean, or 0. Samples of which nearly all are on one side tell nothing. A
+    few windows are alike by chance; the same ones of many clients are not.
+    """
+    leaves = [leaf.flatten().to(samples) for leaf in message.values() if leaf.is_floating_point()]
+    samples = samples.flatten(1)
+    size = samples.shape[1]
+    values = torch.cat([*leaves, samples.new_zeros(size)])
+    signs = torch.cat([torch.where(one > 0, 1.0, -1.0) for one in (samples - samples.mean(1, keepdim=True), samples)])
+    signs = signs.to(samples)
+    signs = signs[signs.sum(1).abs() <= size - 4]
+    return ((values.sign().unfold(0, size, 1) @ signs.T).abs() == size).any(1)
 
 
 def _normalise(rows: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import combinations
+
 import torch
 from torch import Tensor
 
@@ -16,7 +19,7 @@ from atoll.testing.conformance.rehearsal import Rehearsal, rehearse
 from atoll.testing.conformance.tasks import CLASSES, NINE, find_samples, task_for
 from atoll.testing.conformance.trees import is_telling, list_leaves, require_same
 from atoll.testing.conformance.tries import TRIED_EVERY, take_client
-from atoll.testing.leaks import EXACTLY, LONGEST_STRIDE, copy_in, likeness_in
+from atoll.testing.leaks import EXACTLY, LONGEST_STRIDE, copy_in, likeness_in, signs_in
 
 TELLS_LABELS = ("labels", "statistic")  # kinds of fields that may say which labels a client has
 ENOUGH = 7  # clients, for a rule of four numbers to be no chance
@@ -65,6 +68,7 @@ def only_what_is_declared_leaves(method: Algorithm) -> str | None:
     seen, task = rehearse(method), task_for(method)
     sends, before, exact = False, set[int](), 0
     likes: dict[tuple[int, str], int] = {}  # by round and leaf: how many clients send what is like a sample
+    signs: dict[int, list[Tensor]] = {}  # by round: where a client's message has the signs of a sample
     for (round, client), (update, k) in sorted((seen.updates | seen.far).items(), key=lambda one: one[0]):
         undeclared = update.send.keys() - method.sends.keys()
         if undeclared:
@@ -90,6 +94,8 @@ def only_what_is_declared_leaves(method: Algorithm) -> str | None:
         message = sent | ({} if one["weight"] is None else {"weight": one["weight"]})
         samples = task.x[find_samples(task, client)]
         found = copy_in(message, samples) if len(samples) >= SOME else None
+        if len(samples) >= SOME:
+            signs.setdefault(round, []).append(signs_in(sent, samples))
         strides = LONGEST_STRIDE if round % TRIED_EVERY == 0 or round >= LONG else 1
         like = likeness_in(message, samples, strides=strides) if found is None and len(samples) >= SEVERAL else None
         if like is not None:
@@ -103,12 +109,28 @@ def only_what_is_declared_leaves(method: Algorithm) -> str | None:
                 f"Samples must not leave. Client {client} sends one, or a part of one, in {found}.",
                 hint="a scaled, shifted or reordered sample is one still; send statistics of many.",
             )
+    require_no_signs(signs.values())
     for (_, client), notes in seen.notes.items():
         if copy_in(notes, task.x[find_samples(task, client)]) is not None:
             raise ConformanceError(f"Samples must not be written to the log. Client {client} observes a part of one.")
     if not method.items_by:
         require_no_labels(method, seen, task)
     return None if sends else "this method sends nothing"
+
+
+def require_no_signs(rounds: Iterable[list[Tensor]]) -> None:
+    """Raise if the same numbers of a message have the signs of a sample in two rounds, for all clients but one.
+
+    A sample may have nearly all of its numbers on one side, and then its signs tell nothing.
+    """
+    alike = [torch.stack(one).sum(0) >= len(one) - 1 for one in rounds if len({len(places) for places in one}) == 1]
+    for one, other in combinations(alike, 2):
+        if len(one) == len(other) and bool((one & other).any()):
+            raise ConformanceError(
+                "Samples must not leave. The signs of some numbers that clients send are those of a sample's numbers, "
+                f"from place {int((one & other).int().argmax())} on.",
+                hint="send what was learned as it is.",
+            )
 
 
 def require_no_labels(method: Algorithm, seen: Rehearsal, task: Task) -> None:

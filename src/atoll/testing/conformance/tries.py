@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FAR = (30, 100, 1000)  # rounds that are not played: clients are asked as if they were, and in one that is drawn
 TRIED_EVERY = 3  # rounds, for what takes as long as a round
 BEYOND = 2000  # the last round that can be drawn
+STILL, NO_STEP = 5000, 1e-100  # a far round with a step size that moves nothing: what is sent there was not learned
 PURE = "pass what differs between clients in `carry` or `given`; a step must not capture it from outside."
 
 
@@ -139,7 +140,8 @@ def try_on_device(algorithm: Algorithm, broadcast: Tree, cohort: Cohort, update:
 def try_far_rounds(seen: Rehearsal, cohort: Cohort, again: Callable[[Cohort], Update]) -> None:
     """Let clients work in rounds far ahead, which are not played.
 
-    Each does the same as on its device, and with other validation samples, and what it sends is looked at as usual.
+    Each does the same as on its device, and with other validation samples, and what it sends is looked at as usual. In
+    one more round clients take steps of no length: what is added to what they learned then stands by itself.
     """
     for number, round in enumerate((*FAR, draw_number(seen.method, "far round", LONG, BEYOND))):
         there, k = replace(cohort, round=round, notes={}), number % len(cohort)
@@ -155,6 +157,11 @@ def try_far_rounds(seen: Rehearsal, cohort: Cohort, again: Callable[[Cohort], Up
                 require_same(take_client(together, k), take_client(other, k), message)
         for place, client in enumerate(there.clients.tolist()):
             seen.far[round, client] = together, place
+    facts = cohort.task
+    still = replace(facts, training=replace(facts.training, lr=NO_STEP))
+    together = again(replace(cohort, task=still, round=STILL, notes={}))
+    for place, client in enumerate(cohort.clients.tolist()):
+        seen.far[STILL, client] = together, place
 
 
 def describe_isolation(client: int, clients: int, round: int) -> str:
