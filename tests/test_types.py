@@ -11,8 +11,10 @@ import pytest
 import stubs
 
 import atoll
-from atoll import algorithms
+from atoll import Task, advise, algorithms, compare, federate, tune
 from atoll.algorithms import list_methods
+from atoll.data import datasets, partition
+from atoll.kernel.errors import UnknownName
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,6 +54,13 @@ WRONG = {  # what users write, and what a type checker answers
     "report.metric.nam": '"Metric" has no attribute "nam"; maybe "name"?',
     'compare(task, "ditto").winner': '"Comparison" has no attribute "winner"',
 }
+
+
+@pytest.mark.parametrize("function", [federate, compare, tune, advise], ids=lambda one: one.__name__)
+def test_an_unknown_setting_is_an_error_when_it_runs_as_well(function: Callable[..., object]) -> None:
+    task = Task.build(datasets.load("digits"), partition.parse("iid"), clients=2)
+    with pytest.raises(UnknownName, match=rf"Unknown argument of {function.__name__} 'roundz'\. Did you mean: rounds"):
+        function(task, "ditto", roundz=3)
 
 
 def test_types_reach_the_user(tmp_path: Path) -> None:
