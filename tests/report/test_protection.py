@@ -76,7 +76,8 @@ def test_attack_success_stands_beside_the_score(run):
 def test_what_is_promised_about_clients_and_what_it_covers(run):
     pytest.importorskip("dp_accounting", reason="needs `pip install 'atoll[privacy]'`")
     found = run("fedavg", "ditto", dp="client:noise=2,delta=1e-3")
-    (promise,) = write_protection(found)  # both promise the same, so it is said once
+    promise, together = write_protection(found)  # both promise the same, so it is said once
+    assert together.startswith("All ")
     assert promise.startswith("Client-level differential privacy: epsilon")
     epsilon = f"{found.example.client_epsilon:.2f}"
     threats = list_threats(found)

@@ -128,10 +128,14 @@ def _list_values(values: dict[str, Any]) -> str:
 
 def _describe_answer(about: dict[str, Any]) -> str:
     hides = any(one["stage"] in ("EqualWeights", "Encode") for one in about.get("stages", []))
-    told = "" if hides else "a weight for each client, how many samples each client has by split, "
+    told = (
+        ""
+        if hides
+        else ", a weight for each client, how many samples each client has by split, how many gradients it took"
+    )
     return (
-        f"What the answer will hold: fields that the method declares, {told}how many gradients it took. Samples, and "
-        "what clients keep, stay at the site."
+        f"What the answer will hold: fields that the method declares{told}. Samples, and what clients keep, stay at "
+        "the site."
     )
 
 
@@ -158,7 +162,9 @@ def _describe_reply(message: Message) -> list[str]:
         f"It says how many samples each of the site's clients has: {samples}."
         if any(any(counts) for counts in about["samples"].values())
         else "It does not say how many samples the site's clients have.",
-        f"It says how many gradients were computed: {sum(sum(some) for some in about['gradients'])}.",
+        f"It says how many gradients were computed: {gradients}."
+        if (gradients := sum(sum(some) for some in about["gradients"]))
+        else "It does not say how many gradients were computed.",
         *([f"It says which clients failed, and why: {'; '.join(lost)}."] if lost else []),
         "Nothing else leaves the site: no sample, nothing that clients keep, no training loss.",
     ]

@@ -175,7 +175,9 @@ class Site:
         order = received.order
         sizes = self._count_samples(received, state)
         if order.step is None or order.phases:
-            return replace(self._work(received, memory, folder), samples=sizes).write()
+            answer = self._work(received, memory, folder)
+            # How many gradients were computed tells how many samples there are.
+            return replace(answer.without_costs() if state.hides_sizes else answer, samples=sizes).write()
         clients = sorted(int(client) for part in order.parts for client in part.clients)
         tree = received.masks(folder).answer(received.message, order.step, clients, order.relay)
         return Answer((), (), sizes).write()[0], tree

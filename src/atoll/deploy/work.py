@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,10 @@ class Answer:
     outcomes: tuple[tuple[Outcome, ...], ...]
     lost: tuple[Mapping[int, str], ...]
     samples: Mapping[str, list[int]]  # of each of the site's clients, by split
+
+    def without_costs(self) -> Answer:
+        """Return the same without how many gradients it took."""
+        return replace(self, outcomes=tuple(tuple(replace(one, gradients=0) for one in some) for some in self.outcomes))
 
     def write(self) -> tuple[dict[str, Any], Tree]:
         """Return the answer as a header and a body hold it."""

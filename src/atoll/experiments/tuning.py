@@ -41,6 +41,7 @@ from atoll.kernel.algorithm import Algorithm
 from atoll.kernel.engine import Engine, Spreading, require_engine
 from atoll.kernel.errors import AtollError, DivergedError, PrivacyError, RunError, TaskError
 from atoll.kernel.sources import code_digest
+from atoll.protect.rehearsal import promises_samples
 from atoll.records.files import read_record, write_json, write_record, writing
 from atoll.records.runs import quietly
 from atoll.records.schema import Record
@@ -358,11 +359,14 @@ def open_race(
     for name, value, least in (("trials", trials, LEAST_TRIALS), ("chosen_by", chosen_by, 1), ("seeds", fresh, 1)):
         if value < least:
             raise RunError(f"`{name}` must be at least {least}. Got {value!r}.")
-    if settings.privacy is not None:
+    made = [as_method(method) for method in methods]
+    private = [f"dp={settings.dp}"] if settings.privacy is not None else []
+    private += [label(method) for method in made if promises_samples(method)]
+    if private:
         raise PrivacyError(
             "What is chosen by clients' validation scores gives these away, and a promise of privacy counts one run "
-            f"without them. Got dp={settings.dp!r}.",
-            hint="choose on public or made-up data, or state what you know; then run with `dp`.",
+            f"without them. Got {', '.join(private)}.",
+            hint="choose on public or made-up data, or state what you know; then run with the promise.",
         )
     if not settings.scores_clients:
         raise RunError(f"Choosing needs the scores of clients: evaluation='all'. Got {settings.evaluation!r}.")

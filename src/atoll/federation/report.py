@@ -29,6 +29,7 @@ from atoll.metrics.measures import measure_of
 from atoll.protect.account import passes_epsilon
 from atoll.protect.ledger import Direction, Ledger
 from atoll.protect.local_level import LocalPrivacy
+from atoll.protect.promise import Release
 from atoll.protect.releases import count_most, require_counted
 from atoll.protect.secure import WEIGHT
 from atoll.protect.shares import PrivacyInShares
@@ -366,6 +367,21 @@ class Report:
         if self.settings.privacy is None:
             return None
         return self.settings.promised_epsilon(self.config.task.clients, *self._counted_messages)
+
+    @property
+    def release(self) -> Release | None:
+        """What was released about every client, for an account over several runs; None without a promise."""
+        if self.settings.privacy is None:
+            return None
+        return self.settings.release(self.config.task.clients, *self._counted_messages)
+
+    @property
+    def sample_cost(self) -> float:
+        """The square of mu of the samples that were used most, which adds up over runs; 0 without such a promise."""
+        if not self.sample_epsilons:
+            return 0.0
+        noise = self.config.algorithm.values["noise"]
+        return max(self._private_passes.values()) / noise**2 if noise else math.inf
 
     @property
     def _covered_fields(self) -> set[str]:

@@ -25,6 +25,7 @@ from atoll.kernel.errors import (
     CohortError,
     NamesChecked,
     OneShotError,
+    PrivacyError,
     TaskError,
     describe_given,
     require_keywords,
@@ -39,7 +40,7 @@ from atoll.protect.attacks import Attack, Backdoor, parse_attack
 from atoll.protect.client_level import ClientPrivacy
 from atoll.protect.compression import Compression, parse_compression
 from atoll.protect.local_level import LocalPrivacy
-from atoll.protect.promise import Course
+from atoll.protect.promise import Course, Release
 from atoll.protect.protection import Protection
 from atoll.protect.rehearsal import promises_samples, rehearse
 from atoll.protect.rules import Robust, parse_rule
@@ -170,6 +171,7 @@ class Settings(NamesChecked):
         """Raise for a compression, a promise of privacy or secure sums that cannot be with this task and algorithm."""
         if self._compression is not None:
             self._check_compression(self._compression, task, algorithm)
+        self._check_beside(task, samples=promises_samples(algorithm))
         if promises_samples(algorithm):
             if algorithm.trains_by_sgd:
                 require_own_gradients(algorithm, task.public_facts())
@@ -182,6 +184,30 @@ class Settings(NamesChecked):
                 attack=self.attack, drop=self.drop, mixed=task.architecture is not None,
                 dp="none" if isinstance(self.privacy, PrivacyInShares) else self.dp,
             )  # fmt: skip
+
+    def _check_beside(self, task: Task, *, samples: bool) -> None:
+        """Raise for what leaves clients beside their messages where these are protected: losses, and scaling."""
+        private = samples or self.privacy is not None
+        if (private or self._secure is not None) and self.select_clients != "uniform" and self.selection.reads_losses:
+            raise PrivacyError(
+                "Clients that are asked by their losses send these beside their messages, which no mechanism covers. "
+                f"Got select_clients={self.select_clients!r}.",
+                hint="use select_clients='uniform' or 'turns'.",
+            )
+        scaled = "none" if task.scaling is None else task.scaling.schema.standardise
+        if private and scaled == "global":
+            raise PrivacyError(
+                "Scaling by the samples of all clients tells their exact means and deviations, which no mechanism "
+                "covers. Got standardise='global'.",
+                hint="scale numbers beforehand and use standardise='none'"
+                + ("." if samples else ", or let clients scale their own: standardise='client'."),
+            )
+        if samples and scaled == "client":
+            raise PrivacyError(
+                "Scaling by a client's own samples makes all of them depend on each other, which sample-level privacy "
+                "does not cover. Got standardise='client'.",
+                hint="scale numbers beforehand, by what everybody knows of them, and use standardise='none'.",
+            )
 
     def _check_compression(self, compression: Compression, task: Task, algorithm: Algorithm) -> None:
         """Raise for a compression that does not go with the models that are sent; warn where none are."""
@@ -237,7 +263,7 @@ class Settings(NamesChecked):
         course = Course(
             task.clients, sampled=self.cohort is None or self._join_share is not None or self.cohort == 1.0,
             by_chance=self._join_share is not None, late=self.late, schedule=self.participation, selects=chosen,
-            reads_losses=chosen and self.selection.reads_losses, aggregate=self.aggregate, compress=self.compress,
+            aggregate=self.aggregate, compress=self.compress,
             secure=self.secure != "none", one_shot=algorithm.one_shot, mixed=task.architecture is not None,
         )  # fmt: skip
         privacy.check(algorithm, course)
@@ -284,6 +310,15 @@ class Settings(NamesChecked):
             return None
         share = self.share_asked(clients)
         return self.privacy.resolve(share, most or self.rounds).spent(share, rounds)["pld"]
+
+    def release(self, clients: int, rounds: int, most: int | None = None) -> Release | None:
+        """Return what a run released: its noise, who was asked, how often; None without a promise."""
+        if self.privacy is None:
+            return None
+        share = self.share_asked(clients)
+        noise = self.privacy.resolve(share, most or self.rounds).noise
+        assert noise is not None
+        return noise, share, rounds
 
     def describe_rule(self, clients: int) -> str | None:
         """Say which rule makes one reply of many, and what it bears; None for the mean."""

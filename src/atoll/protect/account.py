@@ -15,6 +15,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from scipy.optimize import brentq
@@ -86,6 +88,25 @@ def composed_epsilon(noise: float, share: float, rounds: int, delta: float, how:
     account = rdp.RdpAccountant() if how == "rdp" else pld.PLDAccountant()
     account.compose(event, rounds)
     return float(account.get_epsilon(delta))
+
+
+def total_epsilon(releases: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """Return epsilon of several runs together: the noise of each, the share of clients in a round, and its rounds."""
+    if all(share >= 1 for _, share, _ in releases):  # no sampling: the closed form
+        return gaussian_epsilon(math.sqrt(sum(rounds / noise**2 for noise, _, rounds in releases)), delta)
+    library, pld, _ = _library()
+    account = pld.PLDAccountant()
+    for (noise, share), count in _add_rounds(releases).items():
+        event = library.GaussianDpEvent(noise)
+        account.compose(event if share >= 1 else library.PoissonSampledDpEvent(share, event), count)
+    return float(account.get_epsilon(delta))
+
+
+def _add_rounds(releases: Sequence[tuple[float, float, int]]) -> Counter[tuple[float, float]]:
+    counts: Counter[tuple[float, float]] = Counter()
+    for noise, share, rounds in releases:
+        counts[noise, share] += rounds
+    return counts
 
 
 @functools.lru_cache(maxsize=64)

@@ -18,7 +18,7 @@ https://arxiv.org/abs/1710.06963
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -31,11 +31,11 @@ from atoll.kernel.errors import HyperparameterError, PrivacyError
 from atoll.kernel.params import Params, Tree
 from atoll.kernel.replies import Rule
 from atoll.kernel.wrapper import title_of
-from atoll.protect.account import composed_epsilon, find_noise
+from atoll.protect.account import composed_epsilon, find_noise, total_epsilon
 from atoll.protect.adaptive import COUNTED, AdaptiveClip, Quantile, count_noise, message_noise, share_uncut
 from atoll.protect.draws import draws_of
 from atoll.protect.ledger import Direction
-from atoll.protect.promise import Course, EqualWeights, Promise
+from atoll.protect.promise import Course, EqualWeights, Promise, Release
 from atoll.protect.stages import Clip, Stage
 from atoll.toolbox.client.private import suggest_promise
 
@@ -170,7 +170,6 @@ class ClientPrivacy(Promise):
             raise PrivacyError(
                 f"A clip that adapts needs rounds to do so, and {title} uploads once.", hint="give a number: clip=1."
             )
-        self.require_no_losses(course)
         self.require_unpacked(course)
         self.require_covered(algorithm)
 
@@ -185,6 +184,10 @@ class ClientPrivacy(Promise):
         noise = self.resolve(share, rounds).noise
         assert noise is not None
         return {how: composed_epsilon(noise, share, rounds, self.delta, how) for how in ("pld", "rdp")}
+
+    def spent_together(self, releases: Sequence[Release]) -> float:
+        """Return epsilon after several runs on the same data; see `Promise.spent_together`."""
+        return total_epsilon(releases, self.delta)
 
     def protect(self, share: float, clients: int, rounds: int, seed: int | bytes) -> tuple[tuple[Stage, ...], NoisySum]:
         """Return what clients do, cut their message and count the same, and what the server may see."""

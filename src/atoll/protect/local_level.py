@@ -14,6 +14,7 @@ Reference: Duchi, Jordan, Wainwright, FOCS 2013 (local privacy); Dong, Roth, Su,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from atoll.kernel.errors import HyperparameterError, PrivacyError
 from atoll.kernel.params import Stack
 from atoll.protect.account import LARGEST_NOISE, find_mu, gaussian_epsilon
 from atoll.protect.draws import draws_of
-from atoll.protect.promise import Course, EqualWeights, Promise
+from atoll.protect.promise import Course, EqualWeights, Promise, Release
 from atoll.protect.stages import Clip, Place, Sent, Stage
 
 
@@ -83,7 +84,6 @@ class LocalPrivacy(Promise):
                 "Under local privacy messages have noise before they leave: nothing is left to hide from the server.",
                 hint="leave out `secure`.",
             )
-        self.require_no_losses(course)
         self.require_unpacked(course)
         self.require_covered(algorithm)
 
@@ -108,6 +108,10 @@ class LocalPrivacy(Promise):
         exact = gaussian_epsilon(2 * math.sqrt(rounds) / noise, self.delta)
         return {"pld": exact, "rdp": exact}
 
+    def spent_together(self, releases: Sequence[Release]) -> float:
+        """Return epsilon after several runs on the same data; see `Promise.spent_together`."""
+        return gaussian_epsilon(2 * math.sqrt(sum(rounds / noise**2 for noise, _, rounds in releases)), self.delta)
+
     def protect(self, share: float, clients: int, rounds: int, seed: int | bytes) -> tuple[tuple[Stage, ...], None]:
         """Return what clients do; the server does nothing."""
         noise = self.resolve(share, rounds).noise
@@ -117,10 +121,13 @@ class LocalPrivacy(Promise):
     def describe(self, share: float, clients: int, rounds: int, *, sites: bool = False) -> str:
         """Say in a sentence what is promised; with `sites`, about real clients."""
         spent, found = self.spent(share, rounds), self.resolve(share, rounds)
+        public = ", ".join(sorted(self.public_fields))
+        but = f" of all fields but {public}" if public else ""
+        still = f" Nothing is promised about {public}, named as public: it leaves as it is." if public else ""
         return (
-            f"Local differential privacy: epsilon {spent['pld']:.2f} at delta {self.delta:g} for replacing all that a "
-            f"client has, after {rounds} messages, the most that one client sent; messages cut to norm {self.clip:g}, "
-            f"noise {found.noise:g} times that on each before it leaves, {self.say_drawn(sites=sites)}. It "
-            "holds against everybody, the server included. Personal parts never leave their client and cost nothing. "
-            "Scores and losses in this report are not covered."
+            f"Local differential privacy{but}: epsilon {spent['pld']:.2f} at delta {self.delta:g} for replacing all "
+            f"that a client has, after {rounds} messages, the most that one client sent; messages cut to norm "
+            f"{self.clip:g}, noise {found.noise:g} times that on each before it leaves, {self.say_drawn(sites=sites)}. "
+            "It holds against everybody, the server included. Personal parts never leave their client and cost nothing."
+            f"{still} Scores and losses in this report are not covered."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,12 +35,14 @@ class Course:
     late: float = 0.0
     schedule: str = "constant"
     selects: bool = False  # clients are asked by what is known of them
-    reads_losses: bool = False  # and by the losses that they send
     aggregate: str = "mean"
     compress: str = "none"
     secure: bool = False
     one_shot: bool = False
     mixed: bool = False  # clients have different architectures
+
+
+Release = tuple[float, float, int]  # the noise of a run, the share of clients in a round, and its rounds or messages
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Promise:
         """The fields that the user says need no protection."""
         return frozenset(filter(None, self.public.split("/")))
 
+    def spent_together(self, releases: Sequence[Release]) -> float:
+        """Return epsilon of a client after all of these releases: of several methods, seeds and folds."""
+        raise NotImplementedError(f"{type(self).__name__} must define spent_together().")
+
     def say_drawn(self, *, sites: bool) -> str:
         """Say what noise is drawn from: with `sites`, it protects real clients."""
         return self.drawn_at_sites if sites else "drawn from the run's seed (simulated)"
@@ -88,19 +94,17 @@ class Promise:
         unsent = sorted(self.public_fields - algorithm.sends.keys())
         if unsent:
             raise unknown(f"field of {title_of(algorithm)}", unsent[0], algorithm.sends)
+        if algorithm.sends and self.public_fields >= algorithm.sends.keys():
+            raise PrivacyError(
+                f"A promise must cover something. {', '.join(sorted(self.public_fields))} is all that "
+                f"{title_of(algorithm)} sends, and is named as public.",
+                hint="leave out `public`, or `dp`.",
+            )
         open_fields = {name for name, kind in algorithm.sends.items() if kind in kinds} - self.public_fields
         if open_fields:
             raise PrivacyError(
                 f"No mechanism covers what {title_of(algorithm)} sends as {', '.join(sorted(open_fields))}.",
                 hint=f"name it as public if it is: `public={'/'.join(sorted(open_fields))}`.",
-            )
-
-    def require_no_losses(self, course: Course) -> None:
-        """Raise where clients send their losses, for the server to choose by."""
-        if course.reads_losses:
-            raise PrivacyError(
-                "Clients that are asked by their losses send these beside their messages, which no mechanism covers.",
-                hint="use select_clients='uniform' or 'turns'.",
             )
 
     def require_unpacked(self, course: Course) -> None:

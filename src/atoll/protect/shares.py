@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -33,7 +34,7 @@ from atoll.protect.account import LARGEST_NOISE
 from atoll.protect.client_level import ClientPrivacy
 from atoll.protect.draws import Draws, draws_of
 from atoll.protect.masks import default_threshold
-from atoll.protect.promise import Course, EqualWeights, Promise
+from atoll.protect.promise import Course, EqualWeights, Promise, Release
 from atoll.protect.secure import MODULUS, WEIGHT, Encode, SecureSum
 from atoll.protect.stages import Clip, Place, Sent, Stage
 
@@ -157,7 +158,6 @@ class PrivacyInShares(Promise):
                 "Noise in shares counts with as many clients as are asked. With a schedule of participation there may "
                 f"be fewer. Got participation={course.schedule!r}."
             )
-        self.require_no_losses(course)
         self.require_covered(algorithm)
 
     def resolve(self, share: float, rounds: int) -> PrivacyInShares:
@@ -172,6 +172,11 @@ class PrivacyInShares(Promise):
         assert noise is not None
         found = shares_epsilon(noise, rounds, self.delta)
         return {"pld": found, "rdp": found}
+
+    def spent_together(self, releases: Sequence[Release]) -> float:
+        """Return epsilon after several runs on the same data; see `Promise.spent_together`."""
+        least = min(noise for noise, _, _ in releases)  # more noise costs less
+        return shares_epsilon(least, sum(rounds for _, _, rounds in releases), self.delta)
 
     def encoding(self, asked: int, noise: float) -> Encode:
         """Return the fixed point of a cohort: sums and their noise must fit in 32 bits."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from atoll.federation.folds import list_pooled
 from atoll.federation.numbers import Numbers
+from atoll.federation.report import DELTA
+from atoll.protect.account import gaussian_epsilon
 from atoll.protect.local_level import LocalPrivacy
 from atoll.report.names import join_words, name_methods
 from atoll.report.table import megabytes
@@ -27,6 +31,7 @@ def write_protection(comparison: Results) -> list[str]:
         *([] if rule is None else [rule]),
         *_describe_success(comparison),
         *_describe_promises(comparison),
+        *_describe_together(comparison),
         *_describe_sums(settings),
         *_describe_packing(comparison),
     ]
@@ -83,6 +88,25 @@ def _describe_promises(comparison: Results) -> list[str]:
     return [
         sentence if len(methods) == len(names) else f"{join_words(methods)}: {sentence}"
         for sentence, methods in by_sentence.items()
+    ]
+
+
+def _describe_together(comparison: Results) -> list[str]:
+    """Say what all runs give away together: each of them is a release of the same data, whichever is chosen."""
+    runs = [one for outcomes in comparison.outcomes.values() for one in outcomes for _ in list_pooled([one])]
+    released = [found for one in runs if one.megabytes("up") and (found := one.release) is not None]
+    cost, noised = sum(one.sample_cost for one in runs), sum(one.sample_cost > 0 for one in runs)
+    found = []
+    privacy = comparison.example.settings.privacy
+    if privacy is not None and len(released) > 1:
+        found.append((len(released), privacy.spent_together(released), privacy.delta, "client"))
+    if noised > 1:
+        found.append((noised, gaussian_epsilon(math.sqrt(cost), DELTA), DELTA, "sample"))
+    return [
+        f"All {number} runs that promise something are releases of the same data, over methods, seeds and folds: "
+        f"together epsilon {epsilon:.2f} at delta {delta:g} about each {unit}. Choosing one of them counts as seeing "
+        "all, and the scores that it is chosen by are not covered."
+        for number, epsilon, delta, unit in found
     ]
 
 
