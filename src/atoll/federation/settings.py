@@ -171,7 +171,6 @@ class Settings(NamesChecked):
         """Raise for a compression, a promise of privacy or secure sums that cannot be with this task and algorithm."""
         if self._compression is not None:
             self._check_compression(self._compression, task, algorithm)
-        self._check_beside(task, samples=promises_samples(algorithm))
         if promises_samples(algorithm):
             if algorithm.trains_by_sgd:
                 require_own_gradients(algorithm, task.public_facts())
@@ -184,6 +183,7 @@ class Settings(NamesChecked):
                 attack=self.attack, drop=self.drop, mixed=task.architecture is not None,
                 dp="none" if isinstance(self.privacy, PrivacyInShares) else self.dp,
             )  # fmt: skip
+        self._check_beside(task, samples=promises_samples(algorithm))
 
     def _check_beside(self, task: Task, *, samples: bool) -> None:
         """Raise for what leaves clients beside their messages where these are protected: losses, and scaling."""

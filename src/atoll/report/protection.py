@@ -94,9 +94,9 @@ def _describe_promises(comparison: Results) -> list[str]:
 def _describe_together(comparison: Results) -> list[str]:
     """Say what all runs give away together: each of them is a release of the same data, whichever is chosen."""
     runs = [one for outcomes in comparison.outcomes.values() for one in outcomes for _ in list_pooled([one])]
-    released = [found for one in runs if one.megabytes("up") and (found := one.release) is not None]
+    released = [one.release for one in runs if one.megabytes("up") and one.release is not None]
     cost, noised = sum(one.sample_cost for one in runs), sum(one.sample_cost > 0 for one in runs)
-    found = []
+    found: list[tuple[int, float, float, str]] = []
     privacy = comparison.example.settings.privacy
     if privacy is not None and len(released) > 1:
         found.append((len(released), privacy.spent_together(released), privacy.delta, "client"))
