@@ -42,6 +42,12 @@ PUBLIC = 0.1
 ALONE = ("local:epochs=10", "fedavg:epochs=10")  # as long as one-shot methods train
 BEGINS_PUBLIC = ("abhs",)  # clients begin from a model that is trained on public samples
 NORMED = ("fedbn", "mtfl")  # what they keep private this network does not have: they are FedAvg
+LISTED_AT = {  # pages that list the hyperparameters that these methods share with another one
+    **dict.fromkeys(("fafi-bank", "fafi-etf", "fafi-queue", "fafi-two-stage"), "fafi"),
+    **dict.fromkeys(("coboosting", "intactofl"), "dense"),
+    **dict.fromkeys(("fedncf", "pfedrec", "gpfedrec", "fedrap", "fedora-items"), "fedmf"),
+    "abhs-local": "abhs",
+}
 FURTHER = (  # values other than the defaults: those that pages speak of, and what defaults were before
     "ditto:lam=0.1",
     "interp:adapt=grid,begin=own",
@@ -287,25 +293,34 @@ def write_table(cells: dict[str, Any]) -> str:
 def write_facts(name: str, rows: dict[str, tuple[Group, Row]], items: dict[str, Any]) -> str:
     """Return what a method's page says of it that is made from code and cells."""
     method = list_methods()[name]
-    meanings = field_comments(method())
+    own, elsewhere = list_rows(name), list_rows(LISTED_AT[name]) if name in LISTED_AT else []
+    table = [row for row in own if row not in elsewhere]
+    which = "The others" if table else "Hyperparameters"
+    there = f"{which} are on the page of [{LISTED_AT[name]}]({LISTED_AT[name]}.md)." if len(table) < len(own) else ""
     lines = [
-        BEGIN,
-        "",
-        "| hyperparameter | range | default | meaning |",
-        "|---|---|---|---|",
-        *(
-            f"| `{one.name}` | {one.expected} | {one.default} | {meanings[one.name]} |"
-            for one in hyperparameters(method)
-        ),
-        "",
+        *(["| hyperparameter | range | default | meaning |", "|---|---|---|---|", *table, ""] if table else []),
+        *([there, ""] if there else []),
         f"- **Leaves a client**: {describe_sent(method())}{describe_traffic(rows.get(name))}",
         *(f"- **Limit**: {limit}" for limit in describe_limits(method)),
         f"- **Measured**: {describe_result(name, rows.get(name), items)}",
         "- **Proved**: [what tests show of it](../concepts/proofs.md).",
-        "",
-        END,
     ]
-    return "\n".join(lines if hyperparameters(method) else [BEGIN, *lines[4:]])
+    return "\n".join([BEGIN, "", *lines, "", END])
+
+
+def list_rows(name: str) -> list[str]:
+    """Return a row for each hyperparameter of a method."""
+    method = list_methods()[name]
+    meanings = field_comments(method())
+    return [
+        f"| `{one.name}` | {one.expected} | {write_default(one.default)} | {meanings[one.name]} |"
+        for one in hyperparameters(method)
+    ]
+
+
+def write_default(value: Any) -> str:
+    """Write a default; of a fraction six digits are enough."""
+    return str(round(value, 6) if isinstance(value, float) else value)
 
 
 def describe_sent(method: Algorithm) -> str:
