@@ -674,32 +674,33 @@ single class. It is a rehearsal for the tables above: ten epochs on a few hundre
 designed for, and of the many differences here, one in twenty would exclude 0 by chance.
 
 - *Margins and their rivals*, on partitions that played no part in finding the rule of margins (`--study rivals`).
-  FAFI's clients answered by margins are above FAFI, released settings, by 20.5 ± 26.3 at 0.05 and by 13.3 ± 10.7 at 0.3; above
-  FAFI, clean, by 20.3 ± 33.4 and 14.2 ± 15.6; above their best class-weighted rival, the ensemble of logits by class,
-  by 12.2 ± 9.1 and 6.8 ± 8.9. One student of margins, with a fifth of the numbers, is 0.8 ± 2.7 and 1.9 ± 3.3 below them.
-  FedOV ran on two partitions, which decides nothing: its outliers overlap with SimCLR's views here
-  ([why](../algorithms/fedov.md#outliers)).
+  FAFI's clients answered by margins are above FAFI, released settings, by 20.5 ± 26.3 at 0.05 and by 13.3 ± 10.7 at
+  0.3; above FAFI, clean, by 20.3 ± 33.4 and 14.2 ± 15.6; above their best class-weighted rival, the ensemble of
+  logits by class, by 12.2 ± 9.1 and 6.8 ± 8.9. One student of margins, with a fifth of the numbers, is 0.8 ± 2.7 and
+  1.9 ± 3.3 below them. FedOV ran on two partitions, which decides nothing: its outliers overlap with SimCLR's views
+  here ([why](../algorithms/fedov.md#outliers)).
 - *Bank, skew, two stages: open.* At 0.05 every pool among the negatives is below FAFI on average, but only the image
   pool's interval excludes 0 (-12.5 ± 10.3); at 0.3 no pool's does. Two stages are +3.7 ± 9.5 and +5.5 ± 14.5.
-- *Do the two losses conflict? Open.* Of the clients with two classes or more none has a cosine below 0.2. The two with
-  a single class are at -0.03 with FAFI, and at -0.29 and -0.57 with the bank, which is then all that they can be
+- *Do the two losses conflict? Open.* Of the clients with two classes or more none has a cosine below 0.2. The two
+  with a single class are at -0.03 with FAFI, and at -0.29 and -0.57 with the bank, which is then all that they can be
   contrasted with.
-- *Answers of FAFI's clients*: margins are above fused features of the same clients by 23.1 ± 11.1 at 0.05 and by 30.6 ±
-  22.7 at 0.3, above their own prototypes by 17.7 ± 18.1 and 8.9 ± 5.9. The rule was found on these clients' answers,
-  with validation and test visible, so these tables flatter it. On CIFAR-10, which played no part in that, FAFI's
-  clients gain 12.4 ± 1.6 and 14.2 ± 1.9 over FAFI, clean ([table](../algorithms/oneshot-margins.md#results)); on
-  digits they gain less ([table](#digits-five-partitions-two-cpu-cores)).
+- *Answers of FAFI's clients*: margins are above fused features of the same clients by 23.1 ± 11.1 at 0.05 and by 30.6
+  ± 22.7 at 0.3, above their own prototypes by 17.7 ± 18.1 and 8.9 ± 5.9. The rule was found on these clients'
+  answers, with validation and test visible, so these tables flatter it. On CIFAR-10, which played no part in that,
+  FAFI's clients gain 12.4 ± 1.6 and 14.2 ± 1.9 over FAFI, clean ([table](../algorithms/oneshot-margins.md#results));
+  on digits they gain less ([table](#digits-five-partitions-two-cpu-cores)).
 - *One model instead of five*: FedDF taught by margins reaches 55 and 65, by probabilities by class 35 and 53.
-- *The ladder.* For the same models at 0.05 logits give 13, probabilities by class 45, margins 59, features standardised
-  by public samples 61. **One client with a single class silences an ensemble of logits**: with seeds 0 and 1 all
-  answers are its class, including those of the students it teaches. Heads on features that no client trains reach 67 to 71 at
-  both alphas, margins of FAFI's clients with a quarter of fused features 66 and 73.
-- *Labels of public samples*: clients that classify them together with their own reach 78 (+36.5 ± 7.8 over FAFI, clean,
-  at 0.05), prototypes refined with them 69. **FAFI without them has seen fewer labels**: this compares settings, not
-  methods.
-- *What is added to training, with fused features.* At 0.05 no addition without public labels is above FAFI by more than
-  its interval, and `rarity=0.5` is below (-7.0 ± 6.0). At 0.3 balance is higher on average, only `prior=balanced` by
-  more than its interval (+15.5 ± 14.6), as is `pool=anchored`, which needs public samples (+20.3 ± 16.9).
+- *The ladder.* For the same models at 0.05 logits give 13, probabilities by class 45, margins 59, features
+  standardised by public samples 61. **One client with a single class silences an ensemble of logits**: with seeds 0
+  and 1 all answers are its class, including those of the students it teaches. Heads on features that no client trains
+  reach 67 to 71 at both alphas, margins of FAFI's clients with a quarter of fused features 66 and 73.
+- *Labels of public samples*: clients that classify them together with their own reach 78 (+36.5 ± 7.8 over FAFI,
+  clean, at 0.05), prototypes refined with them 69. **FAFI without them has seen fewer labels**: this compares
+  settings, not methods.
+- *What is added to training, with fused features.* At 0.05 no addition without public labels is above FAFI by more
+  than its interval, and `rarity=0.5` is below (-7.0 ± 6.0). At 0.3 balance is higher on average, only
+  `prior=balanced` by more than its interval (+15.5 ± 14.6), as is `pool=anchored`, which needs public samples (+20.3
+  ± 16.9).
 - *Fusion.* Prototypes of owners are above those of all in every row on average, beyond the interval in two of twelve.
   Rules and weights by evidence cannot be told apart.
 """
