@@ -673,7 +673,7 @@ the test; LeNet, ten epochs; seeds 0 to 2, for the rivals 3 to 6. Two of the fif
 single class. It is a rehearsal for the tables above: ten epochs on a few hundred samples are far from what FAFI is
 designed for, and of the many differences here, one in twenty would exclude 0 by chance.
 
-- *Margins and their rivals*, on partitions that played no part in finding the rule of margins (`--study rivals`).
+- *Margins and their rivals*, on partitions that played no part in finding the rule of margins (study `rivals`).
   FAFI's clients answered by margins are above FAFI, released settings, by 20.5 ± 26.3 at 0.05 and by 13.3 ± 10.7 at
   0.3; above FAFI, clean, by 20.3 ± 33.4 and 14.2 ± 15.6; above their best class-weighted rival, the ensemble of
   logits by class, by 12.2 ± 9.1 and 6.8 ± 8.9. One student of margins, with a fifth of the numbers, is 0.8 ± 2.7 and
