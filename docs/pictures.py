@@ -1,4 +1,7 @@
-"""Take the README's pictures of a report, light and dark: python docs/pictures.py runs/COMPARISON/report.html"""
+"""Take the pictures of a report for the README, light and dark.
+
+    python docs/pictures.py runs/COMPARISON/report.html
+"""
 
 import sys
 from pathlib import Path
