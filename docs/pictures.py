@@ -1,6 +1,6 @@
 """Take the pictures of a report for the README, light and dark.
 
-    python docs/pictures.py runs/COMPARISON/report.html
+python docs/pictures.py runs/COMPARISON/report.html
 """
 
 import sys
