@@ -13,10 +13,12 @@ from oracles.crossings import task_of
 
 from atoll import LocalEngine, create, federate
 from atoll.algorithms import FedAvg, list_methods, list_pairs
+from atoll.compose import as_method
 from atoll.compose.pieces import Dpsgd
 from atoll.kernel.cohort import Cohort
 from atoll.kernel.errors import AtollError, PrivacyError
 from atoll.kernel.predictor import predictor_of
+from atoll.protect.client_level import NoisySum
 from atoll.protect.rehearsal import rehearse
 from atoll.testing.conformance.methods import shorten
 from atoll.testing.conformance.rehearsal import with_hooks
@@ -55,15 +57,18 @@ def exchanged(task, *, labels):
     return replace(task, x=x, y=y)
 
 
-def played(task, words, servers=None):
+def played(task, words, servers=None, **more):
     """Play a method; return what is sent, kept and deployed, as leaves by place, and the server's states.
 
-    With `servers` the server has these states, whatever is sent: then what clients receive is the same.
+    With `servers` the server has these states, whatever is sent: then what clients receive is the same. What it would
+    have made of the replies is there as well.
     """
     seen, states = {}, []
 
     def aggregate(inner, server, replies):
-        states.append(inner.aggregate(server, replies) if servers is None else servers[len(states)])
+        after = inner.aggregate(server, replies)
+        seen.update(list_leaves({f"server after round {len(states)}": after}))
+        states.append(after if servers is None else servers[len(states)])
         return states[-1]
 
     def note(name):
@@ -78,14 +83,14 @@ def played(task, words, servers=None):
 
         return hook
 
-    method = shorten(create(words))
+    method = shorten(as_method(words))
     hooks = {name: note(name) for name in ("local", "finish", "personalize") if method.defines(name)}
     hooks["aggregate"] = aggregate
     engine = Counting(device="cpu", strategy="whole eager", dtype=torch.float64)
     try:
         federate(
             task, with_hooks(method, hooks), rounds=1 if method.one_shot else max(3, method.least_rounds),
-            engine=engine, progress=False,
+            engine=engine, progress=False, **more,
         )  # fmt: skip
     except AtollError:
         assert not engine.jobs, "it was refused after clients had worked"
@@ -139,7 +144,9 @@ def test_no_sample_moves_what_leaves_or_is_deployed_beyond_the_clip(name):
     except AtollError:
         return
     counts = any(STATISTICS & {*place.split("/")} for place in one)  # a label moves its count by 1, whatever the clip
-    place, gap = furthest(one, played(exchanged(task, labels=not counts), words, servers)[0])
+    again, _ = played(exchanged(task, labels=not counts), words, servers)
+    one, again = ({place: leaf for place, leaf in some.items() if place[:6] != "server"} for some in (one, again))
+    place, gap = furthest(one, again)
     assert gap <= MOST, f"{place} moves by {gap:.3g}"
 
 
@@ -210,3 +217,91 @@ def test_the_sentence_says_what_blanking_and_exchanging_a_sample_cost(make_task)
     (sentence,) = federate(make_task(sizes=(8, 5)), "fedavg+dpsgd:noise=2", rounds=1, progress=False).privacy
     assert "epsilon 1.99 at delta 1e-05 for blanking one sample" in sentence
     assert "and 4.38 for exchanging it for any other" in sentence
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+PROMISE = {"dp": f"client:noise=1,clip={CLIP},delta=1e-2"}
+
+
+def with_another_first_client(task):
+    """The same task in which client 0 has other samples, far away and of other classes: as many of them."""
+    x, y = task.x.clone(), task.y.clone()
+    for split in task.splits.values():
+        rows = split.order[split.offsets[0] : split.offsets[1]]
+        y[rows] = (y[rows] + 1) % task.classes
+        if x.is_floating_point():
+            x[rows] = -50 * x[rows] + 7
+    return replace(task, x=x, y=y)
+
+
+def played_with_releases(task, words, monkeypatch, given=None):
+    """Play a method under a promise about clients; return what others than client 0 see, and the noisy sums.
+
+    With `given`, the server reads these sums, whatever was sent: then nothing else may differ.
+    """
+    released, close = [], NoisySum.close
+
+    def closing(rule, sums, total):
+        noisy, expected = close(rule, sums, total)
+        released.append(noisy)
+        return (noisy if given is None else given[len(released) - 1]), expected
+
+    monkeypatch.setattr(NoisySum, "close", closing)
+    seen, _ = played(task, words, **PROMISE)
+    monkeypatch.setattr(NoisySum, "close", close)
+    return of_others(seen), released
+
+
+def of_others(seen):
+    """What the server makes, and what clients other than the first do, each by itself."""
+    found = {}
+    for place, leaf in seen.items():
+        where = place.partition(" of [")[2]
+        clients = [int(one) for one in where.partition("]")[0].split(",")] if where else []
+        if place.startswith("server"):
+            found[place] = leaf
+        elif isinstance(leaf, torch.Tensor) and leaf.ndim and len(leaf) == len(clients):
+            found |= {f"{place} client {client}": leaf[k] for k, client in enumerate(clients) if client}
+    return found
+
+
+@pytest.mark.parametrize("name", [*list_methods(), *list_pairs(), "fedavg+tune", "fedper+gate", "ditto+prox"])
+def test_no_client_moves_what_others_see_beyond_the_clip(name, monkeypatch):
+    """What others see follows from noisy sums, to the last bit, and no client moves a sum further than the clip."""
+    try:
+        task = task_for(name)
+        one, sums = played_with_releases(task, name, monkeypatch)
+    except AtollError:
+        return
+    again, other_sums = played_with_releases(with_another_first_client(task), name, monkeypatch, sums)
+    for mine, theirs in zip(sums, other_sums, strict=True):
+        gaps = [(mine[field] - theirs[field]).norm() for field in mine if len(mine[field].floating)]
+        assert torch.stack(gaps).norm() <= 2 * CLIP * (1 + 1e-6)
+    assert furthest(one, again)[1] == 0
+
+
+def test_promises_about_clients_are_played(monkeypatch):
+    """The tests above pass over what is refused: these are not."""
+    for name in ("fedavg", "ditto", "fedper", "fedrep", "scaffold", "knn-per", "fedala", "perfedavg", "ccvr", "afl"):
+        seen, sums = played_with_releases(task_for(name), name, monkeypatch)
+        assert seen
+        assert sums
+
+
+def test_a_server_that_reads_more_than_sums_is_found(monkeypatch):
+    """The planted fault: a server that looks at what the first client sent before noise was added."""
+    seen = {}
+
+    class Sly(FedAvg):
+        def local(self, w, cohort):
+            update = super().local(w, cohort)
+            seen["delta"] = update.send["delta"].client(0)
+            return update
+
+        def aggregate(self, server, replies):
+            return super().aggregate(server, replies) + seen["delta"]
+
+    task = task_for("fedavg")
+    one, sums = played_with_releases(task, Sly(), monkeypatch)
+    again, _ = played_with_releases(with_another_first_client(task), Sly(), monkeypatch, sums)
+    assert furthest(one, again)[1] > MOST
