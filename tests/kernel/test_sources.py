@@ -21,7 +21,13 @@ def package(tmp_path, monkeypatch):
 
 
 def forget():
-    for cached in (sources._snapshot, sources._imported_files, sources.is_edited, sources.code_digest):
+    for cached in (
+        sources._snapshot,
+        sources._imported_files,
+        sources._is_within,
+        sources.is_edited,
+        sources.code_digest,
+    ):
         cached.cache_clear()
 
 
@@ -40,7 +46,7 @@ def of_training(package: Path) -> str:
 @pytest.mark.parametrize(
     "name",
     ["report/html.py", "report/table.py", "cli/program.py", "experiments/explain/words.py", "experiments/tracking.py",
-     "federation/results.py", "federation.py", "metrics/evaluation.py", "testing/conformance/battery.py",
+     "federation/results.py", "federation/loop.py", "metrics/evaluation.py", "testing/conformance/battery.py",
      "data/statistics.py", "algorithms/ditto.py"],
 )  # fmt: skip
 def test_an_edit_that_training_cannot_reach_keeps_its_digest(package, name):
@@ -70,8 +76,8 @@ def test_the_objective_of_another_method_is_not_reached(package):
 
 @pytest.mark.parametrize(
     ("name", "kept"),
-    [("report/html.py", True), ("cli/program.py", True), ("metrics/evaluation.py", False), ("federation.py", False),
-     ("algorithms/ditto.py", False), ("toolbox/client/sgd.py", False)],
+    [("report/html.py", True), ("cli/program.py", True), ("metrics/evaluation.py", False),
+     ("federation/loop.py", False), ("algorithms/ditto.py", False), ("toolbox/client/sgd.py", False)],
 )  # fmt: skip
 def test_runs_are_reused_unless_code_that_decides_their_numbers_was_edited(package, name, kept):
     before = sources.code_digest()
@@ -94,7 +100,7 @@ def test_what_a_user_imports_from_atoll_is_followed_to_where_it_is(package, tmp_
     found = sources.reach([file], sources.AROUND_TRAINING)
     names = {one.relative_to(package).as_posix() for one in found if package in one.parents}
     assert {"kernel/params.py", "toolbox/client/sgd.py", "models/__init__.py"} <= names
-    assert not {"__init__.py", "federation.py", "toolbox/client/__init__.py"} & names
+    assert not {"__init__.py", "federation/loop.py", "toolbox/client/__init__.py"} & names
 
 
 def test_where_a_file_is_does_not_matter_but_what_it_is_called(tmp_path):

@@ -34,6 +34,11 @@ FROM_FILES = "atoll_methods"  # users' files are modules in here, so none of the
 
 def list_methods() -> dict[str, type[Algorithm]]:
     """Return all methods by name."""
+    return dict(_load_methods())
+
+
+@functools.cache  # looking through all installed packages takes longer than making a method
+def _load_methods() -> dict[str, type[Algorithm]]:
     modules = [importlib.import_module(f"{__name__}.{entry.name}") for entry in _files()]
     methods = [method for module in modules for method in _methods(module)]
     methods += [entry.load() for entry in metadata.entry_points(group="atoll.algorithms")]
@@ -42,14 +47,19 @@ def list_methods() -> dict[str, type[Algorithm]]:
 
 def list_parts(kind: type[P]) -> dict[str, type[P]]:
     """Return what one-shot methods are made of by name: all trainings, answers or pieces of these."""
+    found = {part.called: part for part in _load_parts() if issubclass(part, kind)}
+    return dict(sorted(found.items()))
+
+
+@functools.cache
+def _load_parts() -> list[type[Part]]:
     modules = [
         importlib.import_module(f"{__name__}.{folder}.{entry.name}")
         for folder in ("trainings", "answers")
         for entry in pkgutil.iter_modules([str(HERE / folder)])
     ]
     parts = [part for module in modules for part in vars(module).values() if inspect.isclass(part)]
-    found = {part.called: part for part in parts if issubclass(part, kind) and vars(part).get("called")}
-    return dict(sorted(found.items()))
+    return [part for part in parts if issubclass(part, Part) and vars(part).get("called")]
 
 
 @functools.cache

@@ -13,6 +13,7 @@ made of the body. Whatever else arrives ends in a RefusedError that names where 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -234,6 +235,7 @@ def require_version(message: Message) -> str | None:
     return f"{who} has {what}, this is Atoll {mine}: its messages have the same form, numbers may differ in last digits"
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return what decides whether two sides understand each other."""
     return {"atoll": metadata.version("atoll"), "code": code_digest(), "torch": torch.__version__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 import typing
@@ -151,14 +152,25 @@ class Hyperparameter:
 def hyperparameters(method: Any) -> list[Hyperparameter]:
     """Read the fields of a method's class, or of a method, those of the methods inside it in their places."""
     kind = method if isinstance(method, type) else type(method)
-    hints = typing.get_type_hints(kind, include_extras=True)
     found: dict[str, Hyperparameter] = {}
-    for entry in fields(kind):
-        if not is_dataclass(hints[entry.name]):
-            found[entry.name] = _hyperparameter(entry.name, hints[entry.name], entry.default)
+    for name, one in _read_fields(kind).items():
+        if one is not None:
+            found[name] = one
         elif kind is not method:
-            found |= {one.name: one for one in hyperparameters(getattr(method, entry.name))}
+            found |= {one.name: one for one in hyperparameters(getattr(method, name))}
     return [*found.values()]
+
+
+@functools.lru_cache(maxsize=1024)  # of classes: the methods of a pair or a piece are made while Atoll runs
+def _read_fields(kind: type) -> dict[str, Hyperparameter | None]:
+    """Read the fields of a class by name; None for a method inside it."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {
+        entry.name: None
+        if is_dataclass(hints[entry.name])
+        else _hyperparameter(entry.name, hints[entry.name], entry.default)
+        for entry in fields(kind)
+    }
 
 
 def _hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:

@@ -50,6 +50,7 @@ class Network:
         self.loss, self.score = loss, metric_of(score)
         self._known_as = signature or object()
         self.draws_globally = False  # whether a forward pass draws from torch's own generator; a task finds out
+        self.fits: Hashable = None  # the samples and classes that it was tried on
         self._original = module
         self.layout = layout_of(module)
         leaves = [*module.named_parameters(), *module.named_buffers()]
@@ -77,7 +78,7 @@ class Network:
         """Return the same network with its values on `device`, floating point ones in `dtype`."""
         module = deepcopy(self._original).to(device=device, dtype=dtype)
         moved = Network(module, loss=self.loss, score=self.score, signature=self._known_as)
-        moved.draws_globally = self.draws_globally
+        moved.draws_globally, moved.fits = self.draws_globally, self.fits
         return moved
 
     def beginning_at(self, initial: Params) -> Network:

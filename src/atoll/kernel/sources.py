@@ -57,6 +57,8 @@ def digest(files: Iterable[Path]) -> str:
 
 def _top(file: Path) -> Path:
     """Return the folder of a file, or of the outermost package around it."""
+    if PACKAGE in file.parents:
+        return PACKAGE.parent
     folder = file.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -76,6 +78,7 @@ def reach(roots: Iterable[Path], around: tuple[str, ...] = ()) -> set[Path]:
     return found
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_within(file: Path, parts: tuple[str, ...]) -> bool:
     """Return whether a file is one of these parts of Atoll, or inside one."""
     return any(part in file.parents or part == file.with_suffix("") for part in (PACKAGE / name for name in parts))

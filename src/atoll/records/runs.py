@@ -21,6 +21,7 @@ lists the files of what clients kept in RAM, its own and older ones, from which 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -413,6 +414,7 @@ def quietly() -> Iterator[None]:
         logger.setLevel(before)
 
 
+@functools.cache  # what was imported stays as it is
 def versions() -> dict[str, str]:
     """Return the versions that results depend on."""
     names = ("atoll", "torch", "numpy", "scipy", "scikit-learn", "safetensors")

@@ -45,12 +45,12 @@ class Work:
     apart: bool = False  # whether each client has a copy of everything that is given, because their runs differ
     gradients: list[int] = field(default_factory=lambda: [0])  # that one step takes; known once its Python has run
 
-    @property
+    @functools.cached_property
     def per_client(self) -> list[bool]:
         """Which of what is given is different for every client."""
         return stacked_leaves(self.given)
 
-    @property
+    @functools.cached_property
     def stacked(self) -> list[bool]:
         """Which of what is given has a row for every client that runs."""
         return [row or self.apart for row in self.per_client]
