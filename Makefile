@@ -1,7 +1,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-# One process per core with one thread each: the models of tests are too small to share cores.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+# One process per core with one thread each: the models of tests are too small to share cores. Compiled modules are kept,
+# because tests start processes that import them again.
+TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 .DEFAULT_GOAL := help

@@ -1,5 +1,6 @@
 """What several tests build on: a small task, and a cohort of it under any plan."""
 
+import gc
 import math
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,10 +23,22 @@ from atoll.runtime.memory import RamMemory
 from atoll.runtime.population import Population
 
 
+def pytest_configure() -> None:
+    """Look for no garbage among the tests that are being collected: there is none, and they are many."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of every later search for garbage."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _plans_do_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that wants plans to be tried says so; otherwise a busy moment would change which one is chosen."""
-    monkeypatch.setattr(planning, "WORTH_MEASURING", math.inf)
+    for worth in ("WORTH_MEASURING", "WORTH_COMPILING", "WORTH_LOADING"):
+        monkeypatch.setattr(planning, worth, math.inf)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,6 +1,7 @@
 """Decisions that a change should not undo by accident."""
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -12,7 +13,13 @@ import pytest
 import atoll
 
 SOURCE = Path(atoll.__file__).parent
-MODULES = {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+FILES = {path.relative_to(SOURCE).as_posix(): path for path in SOURCE.rglob("*.py")}
+
+
+@functools.cache
+def modules():
+    """Every module as a tree."""
+    return {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 
 def imported(tree):
@@ -40,14 +47,14 @@ def calls(tree, method):
 
 def test_only_federation_has_a_round_loop():
     """Conformance calls single hooks on purpose, a hybrid those of its methods, `fuse` that of each architecture."""
-    aggregating = {name for name, tree in MODULES.items() if calls(tree, "aggregate")}
+    aggregating = {name for name, tree in modules().items() if calls(tree, "aggregate")}
     around = {"kernel/algorithm.py", "testing/conformance/rehearsal.py", "compose/hybrids.py"}
     assert aggregating - around == {"federation/loop.py"}
-    assert len(calls(MODULES["federation/loop.py"], "aggregate")) == 1
+    assert len(calls(modules()["federation/loop.py"], "aggregate")) == 1
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name in MODULES if name.startswith("algorithms/") and name != "algorithms/__init__.py")
+    "name", sorted(name for name in FILES if name.startswith("algorithms/") and name != "algorithms/__init__.py")
 )
 def test_a_method_knows_nothing_of_engines_memory_and_channel(name):
     forbidden = (
@@ -59,11 +66,11 @@ def test_a_method_knows_nothing_of_engines_memory_and_channel(name):
         "atoll.report",
         "atoll.cli",
     )
-    assert not [module for module in imported(MODULES[name]) if module.startswith(forbidden)]
+    assert not [module for module in imported(modules()[name]) if module.startswith(forbidden)]
 
 
 def test_nothing_is_unpickled():
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         assert not {"pickle", "dill", "cloudpickle", "joblib"} & set(imported(tree)), name
         assert "torch.load(" not in ast.unparse(tree).replace("safetensors.torch.load(", ""), name
 
@@ -148,7 +155,7 @@ ODD = r"[Ff]or want of|what there is is|(?:Deployed|Evaluated) (?:is|are)|can(?:
 
 def functions(room):
     """Yield the functions and methods of a room, without properties (a `fact` is one), and where they are."""
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         for node in ast.walk(tree) if name == room or name.startswith(f"{room}/") else ():
             if isinstance(node, ast.FunctionDef):
                 decorators = " ".join(map(ast.unparse, node.decorator_list))
@@ -183,7 +190,7 @@ def test_messages_name_flags_on_the_command_line_only():
     """Elsewhere they name arguments, `lr`, for which the command line puts its flags; a whole command may stand."""
     found = {
         f"{name}:{text.lineno}": text.value
-        for name, tree in MODULES.items()
+        for name, tree in modules().items()
         if not name.startswith("cli/")
         for error in ast.walk(tree)
         if isinstance(error, ast.Raise)

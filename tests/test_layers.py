@@ -1,6 +1,7 @@
 """The house: a room imports only from rooms above it, whether at once, lazily or for types."""
 
 import ast
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@functools.cache
 def imported(module: str) -> set[str]:
     """The modules of Atoll that a module imports, anywhere in its text."""
     found = set()
@@ -34,7 +36,10 @@ def imported(module: str) -> set[str]:
     return found
 
 
-EDGES = Counter((room(module), room(other)) for module in MODULES if room(module) for other in imported(module))
+@functools.cache
+def edges() -> Counter[tuple[str, str]]:
+    """How often the modules of a room import those of another."""
+    return Counter((room(module), room(other)) for module in MODULES if room(module) for other in imported(module))
 
 
 @pytest.mark.parametrize("name", ROOMS)
@@ -57,13 +62,13 @@ def test_opening_the_package_shows_the_architecture() -> None:
 
 def test_every_room_is_needed_by_one_below() -> None:
     """An edge that nobody uses would be a room that could be left out."""
-    used = {other for (mine, other), count in EDGES.items() if mine != other and count}
+    used = {other for (mine, other), count in edges().items() if mine != other and count}
     assert used >= set(ROOMS) - {"testing", "cli"}
 
 
 def table() -> str:
     """How often the modules of a room (rows) import those of another (columns)."""
-    rows = [["", *ROOMS], *([mine, *(str(EDGES[mine, other] or "") for other in ROOMS)] for mine in ROOMS)]
+    rows = [["", *ROOMS], *([mine, *(str(edges()[mine, other] or "") for other in ROOMS)] for mine in ROOMS)]
     return "\n".join(" | ".join(cell.rjust(11) for cell in row) for row in rows)
 
 

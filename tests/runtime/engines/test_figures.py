@@ -170,7 +170,8 @@ def test_the_plans_of_a_resumed_run_come_first(task, measured, tmp_path):
 def test_a_run_compiles_if_it_pays_not_because_a_longer_one_did(
     task, monkeypatch, tmp_path, calls, there, same_folder, mode
 ):
-    monkeypatch.setattr(planning, "WORTH_MEASURING", 0.0)
+    for worth, seconds in (("WORTH_MEASURING", 0.0), ("WORTH_LOADING", 10.0), ("WORTH_COMPILING", 60.0)):
+        monkeypatch.setattr(planning, worth, seconds)
     monkeypatch.setattr(LocalEngine, "_measure", lambda *_: pytest.fail("something was measured"))
     monkeypatch.setattr(LocalEngine, "_make_programs", lambda *_: None)
     monkeypatch.setenv(figures.TORCH_FOLDER, str(tmp_path if same_folder else tmp_path / "other"))
