@@ -31,6 +31,11 @@ from atoll.testing.conformance import Check, checks, personal_models, play, quad
 from atoll.testing.conformance.tasks import build_task
 from atoll.toolbox.client import sgd
 
+CHECKS = [  # that depend on what clients do with what they are sent; the rest is the same as without it
+    "strategies-agree", "clients-are-isolated", "only-what-is-declared-leaves", "late-replies-are-read",
+    "odd-clients-are-served", "batchnorm-and-dropout-work",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier(FedGenLocal):
@@ -48,7 +53,7 @@ def bench_of(task: Task) -> Workbench:
     return Workbench(Population(task, RamMemory(task.clients), seed=0), LocalEngine(dtype=torch.float64), round=1)
 
 
-@pytest.mark.parametrize("check", [pytest.param(check, id=check.name) for check in checks()])
+@pytest.mark.parametrize("check", [one for one in checks() if one.name in CHECKS], ids=lambda one: one.name)
 def test_the_classifier_conforms_too(check: Check) -> None:
     check.run(Classifier)
 
@@ -168,7 +173,7 @@ def test_generators_learn_their_clients_samples(by: Literal["vae", "gan"]) -> No
     data = {str(k): (places[k][y] + 0.3 * torch.randn(60, 2, generator=draw, dtype=torch.float64), y) for k in range(2)}
     model = torch.nn.Linear(2, 2).double()
     task = Task.of_clients(data, model, training=Training(batch_size=20), shares=(1.0, 0.0, 0.0))
-    report = play(task, FedGenLocal(by=by, generator_epochs=300, generator_lr=0.01, hidden=16, latent=2))
+    report = play(task, FedGenLocal(by=by, generator_epochs=100, generator_lr=0.02, hidden=16, latent=2))
     made = report.server.made
     centers = places.transpose(0, 1)[made["y"]]  # of the sample's class, at either client
     nearest = (made["x"][:, None] - centers).norm(dim=2).min(1)

@@ -108,7 +108,7 @@ def test_a_file_is_read_anew_for_every_run_and_must_not_change_during_one(tmp_pa
 
 # -- a federation whose clients come and go ----------------------------------------------------------------------------
 
-RECIPE = Recipe(clients=10, partition="dirichlet:0.5")
+RECIPE = Recipe(clients=10, partition="dirichlet:0.5", samples=600)
 
 
 def test_nobody_loses_what_they_kept() -> None:
