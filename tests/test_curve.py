@@ -1,5 +1,6 @@
 """A one-shot training is scored after some of its epochs, and is the same training."""
 
+import functools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,14 @@ def task() -> Task:
     ).build()  # fmt: skip
 
 
+@functools.cache
+def engine_of(strategy: str) -> LocalEngine:
+    """One engine for all runs: it traces each step once."""
+    return LocalEngine(device="cpu", dtype=torch.float64, compile=False, strategy=strategy)
+
+
 def run(task: Task, method: str, curve: Sequence[int] = (), strategy: str = "loop", **more: Any) -> Report:
-    engine = LocalEngine(device="cpu", dtype=torch.float64, compile=False, strategy=strategy)
-    return federate(task, method, rounds=1, curve=tuple(curve), engine=engine, progress=False, **more)
+    return federate(task, method, rounds=1, curve=tuple(curve), engine=engine_of(strategy), progress=False, **more)
 
 
 def models(report: Report) -> dict[str, torch.Tensor]:
