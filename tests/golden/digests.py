@@ -46,12 +46,16 @@ def digest(tree: Any) -> Digest:
     """
     leaves = [*list_leaves(tree)]
     bits = hashlib.sha256(b"".join(sorted(map(digest_leaf, leaves)))).hexdigest()[:16]
-    arrays = [leaf.astype(np.float64).ravel() for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.size]
-    arrays = [np.where(np.isfinite(one), one, 0.0) for one in arrays]
-    norm = math.sqrt(sum(float(one @ one) for one in arrays))
+    arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+    counts = norm_of([leaf for leaf in arrays if leaf.dtype.kind != "f"])  # large ones would hide small numbers
+    numbers = [np.where(np.isfinite(leaf), leaf, 0.0) for leaf in arrays if leaf.dtype.kind == "f"]
     # Beside the norm, a sum that notices numbers that changed places.
-    mixed = sum(abs(float(one @ np.cos(np.arange(len(one))))) for one in arrays)
-    return {"bits": bits, "sums": [len(leaves), float(f"{norm:.9g}"), float(f"{mixed:.9g}")]}
+    mixed = sum(abs(float(one.ravel() @ np.cos(np.arange(one.size)))) for one in numbers)
+    return {"bits": bits, "sums": [len(leaves), *(float(f"{one:.9g}") for one in (counts, norm_of(numbers), mixed))]}
+
+
+def norm_of(arrays: list[np.ndarray]) -> float:
+    return math.sqrt(sum(float(np.square(one, dtype=np.float64).sum()) for one in arrays))
 
 
 def list_leaves(tree: Any) -> Iterator[np.ndarray | str]:

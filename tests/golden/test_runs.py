@@ -39,7 +39,7 @@ def test_folders_and_pauses_change_nothing(name: str) -> None:
 
 def test_a_changed_part_is_named() -> None:
     golden = read_golden(GOLDEN)["runs"]["ditto"]
-    answers = {**golden["answers"], "bits": "0" * 16, "sums": [1, 2.0, 3.0]}
+    answers = {**golden["answers"], "bits": "0" * 16, "sums": [1, 2.0, 3.0, 4.0]}
     for exact in (True, False):
         assert find_differences(golden, golden, exact=exact) == []
         assert find_differences(golden, {**golden, "answers": answers}, exact=exact) == ["answers"]
