@@ -104,7 +104,9 @@ class Promise:
         if open_fields:
             raise PrivacyError(
                 f"No mechanism covers what {title_of(algorithm)} sends as {', '.join(sorted(open_fields))}.",
-                hint=f"name it as public if it is: `public={'/'.join(sorted(open_fields))}`.",
+                hint="take a method that sends numbers: `atoll show NAME` says what leaves a client."
+                if open_fields | self.public_fields >= algorithm.sends.keys()
+                else f"name it as public if it is: `public={'/'.join(sorted(open_fields))}`.",
             )
 
     def require_unpacked(self, course: Course) -> None:
