@@ -635,7 +635,7 @@ def check_neutral_words(crossing: Crossing, report: Report, found: Any, watched:
         return
     if name == "aggregate" and ("late" in words or "ifca" in crossing.method):
         return  # under a rule, late replies count as all others do, and so do clusters
-    if name == "dp" and (words & {"cohort", "drop"} or re.search("mtfl-adam|fafi|features", crossing.method)):
+    if name == "dp" and (words & {"cohort", "drop"} or re.search("mtfl-adam|fafi|features|margins", crossing.method)):
         return  # means divide by the expected cohort; roots of squares near 0, and whole counts at a bound, jump
     if name == "secure" and (largest_message(watched) > 0.9 * SECURE_CLIP or "mtfl-adam" in crossing.method):
         return  # messages are cut, and roots of squares near 0 enlarge what rounding to whole numbers leaves

@@ -84,6 +84,8 @@ def test_it_runs(crossing: Crossing) -> None:
         (cross("regmean", "items", rounds=1), "RegMean is ce/regmean. regmean needs a network with linear layers. "),
         (cross("fedcr", secure="sums"), "the server of FedCR reads it"),
         (cross("fedfomo", dp="local:noise=1"), "No mechanism covers what FedFomo sends as others"),
+        (cross("fedmask", dp="local:noise=1"), "hint: take a method that sends numbers"),
+        (cross("fedrap", "items", dp="local:noise=1"), "sends as rows.\nhint: take a method that sends numbers"),
         (cross("sub-fedavg", dp="client:noise=1"), "No mechanism covers what SubFedAvg sends as mask"),
     ],
     ids=str,

@@ -61,6 +61,17 @@ def test_noise_is_as_large_as_the_own_reply_and_the_same_every_time():
     assert made.std() == pytest.approx(own.fields["delta"]["w"].std().item(), rel=0.03)
 
 
+def test_noise_of_an_attacker_does_not_depend_on_who_arrives_with_it():
+    leaves = {"w": X.clone(), "b": X[:, 0].clone()}
+    whole = [Arrival(np.arange(5), {"delta": Stack(leaves)}, torch.ones(5))]
+    halves = [one.only(part) for one in whole for part in (np.arange(5) < 2, np.arange(5) >= 2)]
+    made = [parse_attack("gaussian").forge(some, np.array([1, 3, 4]), seed=0, round=0) for some in (whole, halves)]
+    for name in leaves:
+        first, second = (torch.cat([one.fields["delta"][name] for one in some]) for some in made)
+        assert torch.equal(first, second)
+    assert not torch.equal(made[0][0].fields["delta"]["w"][3], made[0][0].fields["delta"]["w"][4])
+
+
 def test_only_attackers_replace_their_replies():
     arrivals = [Arrival(np.arange(5), {"delta": Stack.of(w=X.clone())}, torch.ones(5))]
     (made,) = parse_attack("sign-flip").forge(arrivals, np.array([1, 3]), seed=0, round=0)

@@ -131,9 +131,9 @@ class Scene:
         return reduce_leaves(self.honest, lambda rows: rows.mean(0))
 
     def draw_normal(self, like: Tensor, what: str) -> Tensor:
-        """Draw normal numbers in the shape of a leaf of the attackers."""
-        draw = generator(self.seed, "attack", self.round, what, int(self.own.clients[0]))
-        return torch.from_numpy(draw.standard_normal(tuple(like.shape))).to(like)
+        """Draw normal numbers in the shape of a leaf, for each attacker by itself: the same however they arrive."""
+        draws = [generator(self.seed, "attack", self.round, what, client) for client in self.own.clients.tolist()]
+        return torch.from_numpy(np.stack([one.standard_normal(tuple(like.shape[1:])) for one in draws])).to(like)
 
 
 def _shapes_of(arrival: Arrival) -> frozenset[tuple[str, str, torch.Size]]:
