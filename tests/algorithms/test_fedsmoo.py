@@ -62,7 +62,8 @@ def test_every_leaf_has_its_own_part_of_the_dual_variable() -> None:
 
 def test_two_models_travel_each_way(two_clients: Task) -> None:
     mine, plain = (play(two_clients, one, rounds=2) for one in (METHOD, FedDyn()))
-    assert mine.ledger.by_kind()["up", "model"] == 2 * plain.ledger.by_kind()["up", "model"]
+    sent = mine.ledger.by_kind()
+    assert sent["up", "model"] == sent["up", "state"] == plain.ledger.by_kind()["up", "model"]
     assert mine.ledger.bytes("down") > 1.9 * plain.ledger.bytes("down")
     assert [line["gradients"] for line in mine.history] == [2 * line["gradients"] for line in plain.history]
 

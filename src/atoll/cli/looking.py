@@ -20,7 +20,6 @@ from atoll.cli import completion
 from atoll.cli.display import out, say, write, write_paths
 from atoll.cli.options import OwnOptions, with_options
 from atoll.cli.program import RUNS, TRUST, app, option
-from atoll.federation.config import RunConfig
 from atoll.federation.numbers import UNKNOWN, Numbers
 from atoll.kernel.errors import AtollError, unknown
 from atoll.report.table import plain_table
@@ -184,6 +183,7 @@ def _describe_choice(folder: Path, runs: int) -> list[str]:
 
 def _describe_run(folder: Path) -> list[str]:
     """Return a row for a run; nothing that its folder names is run."""
+    from atoll.federation.config import RunConfig
     from atoll.records.runs import Run
 
     run = Run.open(folder)

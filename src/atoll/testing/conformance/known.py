@@ -19,7 +19,7 @@ class Quadratic(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return one loss per sample."""
-        size = len(self.w)
+        size, x = len(self.w), x.to(self.w.dtype)
         apart, curvature = self.w - x[:, :size], x[:, size:].reshape(-1, size, size)
         return 0.5 * (apart * (curvature @ apart[:, :, None])[:, :, 0]).sum(1)
 
