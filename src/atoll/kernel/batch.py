@@ -225,6 +225,7 @@ class Batch:
         For a network whose answer to a sample does not depend on others: one without BatchNorm in training.
         """
         _taken.count = gradients_taken() + 1
+        self.network.module(self.variant)  # this thread's copy cannot be made inside `vmap`
         at = w.trained.only(frozenset(w if only is None else only))
         names, layout = tuple(at), at.layout
         alone = replace(self, x=self.x[:1], y=self.y[:1], mask=None, raw=None, vectorised=True)
