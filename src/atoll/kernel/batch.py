@@ -228,8 +228,6 @@ class Batch:
         self.network.module(self.variant)  # this thread's copy cannot be made inside `vmap`
         at = w.trained.only(frozenset(w if only is None else only))
         names, layout = tuple(at), at.layout
-        alone = replace(self, x=self.x[:1], y=self.y[:1], mask=None, raw=None, vectorised=True)
-        self.network.module(alone.variant)  # a module cannot be made while samples are mapped
 
         def of_one(x: Tensor, y: Tensor, *leaves: Tensor) -> tuple[Tensor, Tensor]:
             one = replace(self, x=x[None], y=y[None], mask=None, raw=None, vectorised=True)
