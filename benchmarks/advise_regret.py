@@ -76,7 +76,7 @@ on federations of another kind may be larger.
 
 - What was advised is within 1 point of the best arm in {within_1} of {cells} federations, and within 2 in {within_2}.
 - The interval for the gain over training alone holds the gain on unseen seeds in {covered}.
-- Advice against federating was given {said_no} times; in {right_no} of these Local was the best arm of all.
+- Federations where it advised against federating: {said_no}; where Local was then the best arm of all: {right_no}.
 - A race costs {full_runs} full runs for each of the two seeds that choose. Five configurations of all {methods} methods
   would be {all}.
 - The targets were a mean regret of at most 1, a worst one of at most 3, and intervals that hold in 90 % of the cases:

@@ -132,3 +132,9 @@ def test_curves_that_make_no_sense(
     with pytest.raises(CohortError) as caught:
         run(task, method, curve, **more)
     assert message in str(caught.value)
+
+
+def test_only_the_last_point_of_a_transductive_answer_is_scored_one_at_a_time(task: Task) -> None:
+    *before, last = (point["evaluation"]["central"] for point in run(task, BANKED, (1, 2, 5)).history[0]["curve"])
+    assert [set(one) for one in before] == [{"score", "loss"}] * 2
+    assert "inductive" in last

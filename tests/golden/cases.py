@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from atoll import LocalEngine, Report, Task, Training, create, federate
 from atoll.algorithms import list_methods, list_pairs
 from atoll.models import BodyAndHead, build
+from atoll.runtime.engines.measuring import one_thread_each
 from atoll.testing.conformance.methods import shorten
 
 SIZES = (13, 1, 12, 5, 6)  # samples of each client; the fourth has one class only
@@ -46,7 +47,7 @@ def play(case: Case) -> Report:
     task = build_task(method.items_by or case.task)
     rounds = 1 if method.one_shot else max(2, method.least_rounds)
     settings = {"rounds": rounds, "eval_every": 1, **case.settings}
-    with quiet(), one_thread(), TemporaryDirectory() as place:
+    with quiet(), one_thread_each(), TemporaryDirectory() as place:
         folder = None if case.how == "in memory" else Path(place, "run")
         engine = LocalEngine(device="cpu", strategy=case.strategy, compile=False, dtype=torch.float64, remember=False)
         run = functools.partial(federate, task, method, engine=engine, progress=False, **settings)
@@ -71,17 +72,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.getLogger("atoll").setLevel(before)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Sum in one order, however many cores there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------

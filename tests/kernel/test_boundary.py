@@ -213,4 +213,6 @@ def test_the_servers_test_set_is_answered_one_at_a_time_as_well(task) -> None:
     assert report.central_inductive == pytest.approx(float((task.y[:7] == 0).double().mean()))
     assert report.central is not None
     assert report.transductive
+    every = federate(central, SharesTheBatch(), rounds=2, eval_every=1, evaluation="central").history
+    assert [line.evaluation.central.inductive is None for line in every if line.evaluation] == [False, False]
     assert federate(central, FedAvg(), rounds=1, evaluation="central").central_inductive is None

@@ -96,17 +96,8 @@ class Report:
         live = Live(task, settings, server, population, engine)
         if run is None:
             return cls(algorithm, None, history, ledger, None, outcomes, None, live)
-        return cls(
-            algorithm,
-            RunConfig.of_run(run),
-            history,
-            ledger,
-            run.statistics,
-            run.outcomes(),
-            run.folder,
-            live,
-            run.scaling,
-        )
+        config = RunConfig.of_run(run)
+        return cls(algorithm, config, history, ledger, run.statistics, run.outcomes(), run.folder, live, run.scaling)
 
     @classmethod
     def read(cls, folder: Path | str, *, trust: bool = False) -> Report:

@@ -84,7 +84,8 @@ def evaluate_round(
         bench = engine.bench(population, round)
         how: dict[str, Any] = {"exact": algorithm.solved, "metric": metric}
         found["central"] = evaluate_central(bench, task.central, shared, **how)
-        if last and INDUCTIVE in splits_scored(algorithm, task):
+        whole = last or not algorithm.one_shot  # points of a curve do without: one image at a time takes long
+        if whole and INDUCTIVE in splits_scored(algorithm, task):
             alone = evaluate_central(bench, task.central, shared, **how, alone=True)
             found["central"] |= {INDUCTIVE: alone["score"]}
         if last:

@@ -18,7 +18,7 @@ from atoll.experiments.audit.labels import Labelled, infer_labels
 from atoll.experiments.audit.membership import Attacked, Inside, infer_membership
 from atoll.experiments.audit.page import render_page
 from atoll.experiments.audit.properties import Property, infer_properties
-from atoll.experiments.audit.sample_canaries import audit_samples, promises_samples, require_sample_promise
+from atoll.experiments.audit.sample_canaries import audit_samples, require_sample_promise
 from atoll.experiments.audit.subject import Models, Subject, describe_method
 from atoll.federation.report import Report
 from atoll.kernel.errors import AtollError, HyperparameterError, PrivacyError, RunError, first_line, unknown
@@ -116,7 +116,7 @@ def audit(
             f"has not. Got {references}."
         )
     subject = Subject.open(run, clients=clients, trust=trust)
-    about_samples = promises_samples(subject) and subject.live.settings.dp == "none"
+    about_samples = bool(subject.report.sample_epsilons) and subject.live.settings.dp == "none"
     if canaries and about_samples:  # what cannot be done is said before anything is trained
         require_sample_promise(subject, canaries)
     elif canaries:

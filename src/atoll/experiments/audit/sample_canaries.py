@@ -49,11 +49,6 @@ CHUNK = 256  # samples whose gradients are held together
 Within = NDArray[np.bool_]
 
 
-def promises_samples(subject: Subject) -> bool:
-    """Return whether the run promises something about single samples."""
-    return bool(subject.report.sample_epsilons)
-
-
 def require_sample_promise(subject: Subject, canaries: int) -> None:
     """Raise where sample canaries cannot check what the run promises."""
     if canaries < FEWEST:
